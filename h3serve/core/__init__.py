@@ -1,0 +1,1 @@
+"""Plain values that every room shares: no torch, no files, no network."""

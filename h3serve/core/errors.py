@@ -1,0 +1,74 @@
+"""Every error a user of h3serve can meet. Exit code and HTTP status are properties of the class.
+
+H3Error
+├── RequestError      the request is wrong: names the field, the value and what is allowed   (exit 2, HTTP 400)
+│   └── MediaError    a picture, clip or sound cannot be used
+├── CapacityError     the request is legal but cannot fit this machine                       (exit 2, HTTP 422)
+├── CheckpointError   a weight file is missing, truncated, renamed or not what it claims     (exit 2, HTTP 500)
+├── OutputError       the result could not be made or written (NaN, disk full, bad file)     (exit 1, HTTP 500)
+├── WorkerError       a worker process died, hung or ran out of memory                       (exit 1, HTTP 500)
+└── Cancelled         the caller asked to stop                                               (exit 1, HTTP 409)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SHOWN = 80  # characters of an offending value that are worth repeating
+
+
+class H3Error(Exception):
+    """Base of all errors that are reported as one sentence and without a traceback."""
+
+    exit_code = 1
+    http_status = 500
+
+
+class RequestError(H3Error):
+    """A wrong input. `field` is the dotted path of the request field, `allowed` what it may be."""
+
+    exit_code = 2
+    http_status = 400
+
+    def __init__(self, field: str, value: Any, allowed: str) -> None:
+        self.field, self.value, self.allowed = field, value, allowed
+        super().__init__(f"{field}: {_show(value)} is not usable: {allowed}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.field, self.value, self.allowed)
+
+
+class MediaError(RequestError):
+    """A picture, clip or recording that cannot be used; `allowed` says why and what would do."""
+
+
+class CapacityError(H3Error):
+    """The request is legal but cannot fit: the sentence carries the numbers."""
+
+    exit_code = 2
+    http_status = 422
+
+
+class CheckpointError(H3Error):
+    """A model folder or file that is not a whole MiniMax-H3 checkpoint; names the file or tensor."""
+
+    exit_code = 2
+
+
+class OutputError(H3Error):
+    """The result could not be made or written."""
+
+
+class WorkerError(H3Error):
+    """A worker process died, hung or ran out of memory."""
+
+
+class Cancelled(H3Error):
+    """The caller asked to stop; nothing was written."""
+
+    http_status = 409
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

@@ -1,0 +1,1 @@
+"""Regression guard for people who run H3 in CI."""

@@ -1,0 +1,1 @@
+"""Bytes to arrays and back; never imports torch."""

@@ -1,0 +1,1 @@
+"""The networks, written for one device; their sizes and key maps as data."""
