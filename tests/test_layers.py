@@ -76,9 +76,7 @@ def test_no_import_cycles() -> None:
     """Between files of the package, whatever kind of import it is."""
     known = {".".join(("h3serve", *f.relative_to(PACKAGE).with_suffix("").parts)): f for f in files()}
     known = {name.removesuffix(".__init__"): f for name, f in known.items()}
-    graph = {
-        name: {n for n in imported(f) if n in known and n != name} for name, f in known.items()
-    }
+    graph = {name: {n for n in imported(f) if n in known and n != name} for name, f in known.items()}
     done: set[str] = set()
 
     def visit(name: str, trail: tuple[str, ...]) -> None:

@@ -1,0 +1,24 @@
+"""How an engine runs: one frozen value per concern, defaults in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from h3serve.core.tasks import Partition, Quality
+
+Residency = Literal["auto", "resident", "offload", "stream"]
+DType = Literal["auto", "float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Which checkpoint, which partition, on which device, at which tier."""
+
+    model: str  # a folder, a hub id, or "demo"
+    partition: Partition = "fl2va"
+    device: str = "cuda"
+    dtype: DType = "auto"  # auto: float32 on cpu, the release's bfloat16 on cuda
+    quality: Quality = "lossless"
+    residency: Residency = "auto"
+    revision: str | None = None

@@ -1,0 +1,43 @@
+"""The three tasks, the two weight partitions and the published limits (spec/tasks_and_validation.md 8.1-8.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Task = Literal["t2va", "fl2va", "ref2va"]
+Partition = Literal["fl2va", "ref2va"]
+Quality = Literal["exact", "lossless", "fast"]
+
+TASKS: tuple[Task, ...] = ("t2va", "fl2va", "ref2va")
+PARTITION_OF: dict[Task, Partition] = {"t2va": "fl2va", "fl2va": "fl2va", "ref2va": "ref2va"}
+KEYFRAME_SIGNATURES = ((0,), (-1,), (0, -1))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the release publishes as its working range; durations in seconds."""
+
+    min_seconds: float = 4.0
+    max_seconds: float = 15.0
+    min_reference_seconds: float = 2.0
+    max_reference_seconds: float = 15.0
+    images: int = 9
+    videos: int = 3
+    audios: int = 3
+    files: int = 12
+    min_short_edge: int = 64
+    max_short_edge: int = 4096
+    max_steps: int = 1000
+    max_seed: int = 2**63 - 1
+    max_prompt_characters: int = 100_000
+
+
+LIMITS = Limits()
+
+DEFAULT_STEPS = 50
+DEFAULT_SEED = 42
+DEFAULT_FLOW_SHIFT = 12.0
+DEFAULT_AUDIO_FLOW_SHIFT = 3.0
+DEFAULT_VISUAL_CONDITION_LEVEL = 0.999
+DEFAULT_AUDIO_CONDITION_LEVEL = 1.0
