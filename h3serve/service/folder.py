@@ -1,0 +1,131 @@
+"""The data folder: where a job's files lie, who owns the folder, what a crash left behind.
+
+DATA/lock              held by the one server that owns the folder
+DATA/jobs.sqlite       the store, unless another database is named
+DATA/incoming/ID/      files of a request that is not accepted yet
+DATA/jobs/ID/inputs/   the frozen inputs of a job
+DATA/jobs/ID/attempt-N the files of one attempt; whole when it holds result.json
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+
+from h3serve.core.errors import H3Error
+from h3serve.service.job import Job, Json
+
+RESULT = "result.json"
+
+
+class DataFolder:
+    """The folder at `root`. `open()` makes and locks it; raises H3Error when it cannot be used."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self._lock: int | None = None
+        self._is_new = False
+
+    def open(self) -> None:
+        self._is_new = not self.root.exists()
+        try:
+            for folder in (self.root, self.root / "incoming", self.root / "jobs"):
+                folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.root):
+                pass
+            lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise H3Error(
+                f"the data folder {self.root} cannot be written: {error.strerror}"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise H3Error(f"another server is using the data folder {self.root}") from error
+        self._lock = lock
+
+    def close(self, *, undo: bool = False) -> None:
+        """Give the folder back; `undo` also removes it if `open()` made it."""
+        if self._lock is None:
+            return
+        if undo and self._is_new:
+            shutil.rmtree(self.root, ignore_errors=True)
+        os.close(self._lock)
+        self._lock = None
+
+    @property
+    def default_url(self) -> str:
+        return f"sqlite:///{self.root / 'jobs.sqlite'}"
+
+    def incoming(self, job_id: str) -> Path:
+        return self.root / "incoming" / job_id
+
+    def job(self, job_id: str) -> Path:
+        return self.root / "jobs" / job_id
+
+    def attempt(self, job: Job) -> Path:
+        return self.job(job.id) / f"attempt-{job.attempts}"
+
+    def content(self, job: Job, variant: str) -> Path | None:
+        """The finished file of a variant, or None when the job has none."""
+        entry = (job.files or {}).get(variant)
+        return None if entry is None else self.attempt(job) / str(entry["name"])
+
+    def accept(self, job_id: str) -> None:
+        """Make an incoming request's files the inputs of a job."""
+        incoming, target = self.incoming(job_id), self.job(job_id)
+        target.mkdir()
+        if incoming.exists():
+            incoming.rename(target / "inputs")
+
+    def remove(self, job_id: str) -> None:
+        """Remove every file of a job, accepted or not."""
+        shutil.rmtree(self.incoming(job_id), ignore_errors=True)
+        shutil.rmtree(self.job(job_id), ignore_errors=True)
+
+    def drop_attempts(self, job_id: str, *, keep: Path | None = None) -> None:
+        """Remove the attempts of a job, all but `keep`."""
+        for folder in self.job(job_id).glob("attempt-*"):
+            if folder != keep:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def sweep(self, known: Collection[str]) -> None:
+        """Remove requests that were never accepted and files of jobs that are not `known`."""
+        for folder in (self.root / "incoming").iterdir():
+            shutil.rmtree(folder, ignore_errors=True)
+        for folder in (self.root / "jobs").iterdir():
+            if folder.name not in known:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self.root).free
+
+
+def read_result(attempt: Path) -> Json | None:
+    """What a whole attempt recorded, or None when the attempt is not whole."""
+    try:
+        result: Json = json.loads((attempt / RESULT).read_bytes())
+        sizes = {e["name"]: e["bytes"] for e in result["files"].values()}
+        is_whole = all((attempt / name).stat().st_size == n for name, n in sizes.items())
+    except (OSError, ValueError, KeyError):
+        return None
+    return result if is_whole else None
+
+
+def write_result(attempt: Path, result: Json) -> None:
+    """Declare an attempt whole: last and atomically."""
+    partial = attempt / f"{RESULT}.partial"
+    with partial.open("w") as file:
+        json.dump(result, file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(attempt / RESULT)
+    folder = os.open(attempt, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)

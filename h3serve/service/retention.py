@@ -1,0 +1,62 @@
+"""Which finished jobs give up their files: too old, or more bytes than allowed (oldest first)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from sqlalchemy import select
+
+from h3serve.service.folder import DataFolder
+from h3serve.service.moves import State
+from h3serve.service.store import JobStore
+from h3serve.service.tables import jobs
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Bounds in seconds and bytes; None keeps without bound. Records outlive their files."""
+
+    files_s: float | None = 7 * 86400.0
+    files_bytes: int | None = None
+    records_s: float | None = 30 * 86400.0
+
+
+def expire(store: JobStore, folder: DataFolder, rule: Retention) -> list[str]:
+    """Give up files beyond the bounds and forget old records; returns the ids touched."""
+    now = time.time()
+    touched = []
+    for job_id in _due_files(store, rule, now):
+        if store.expire(job_id) is not None:
+            folder.remove(job_id)
+            touched.append(job_id)
+    for job_id in _due_records(store, rule, now):
+        if store.delete(job_id):
+            folder.remove(job_id)
+            touched.append(job_id)
+    return touched
+
+
+def _due_files(store: JobStore, rule: Retention, now: float) -> list[str]:
+    query = select(jobs.c.id, jobs.c.finished_at, jobs.c.bytes)
+    query = query.where(jobs.c.state == State.COMPLETED).order_by(jobs.c.finished_at.desc())
+    due, kept_bytes = [], 0
+    with store.engine.connect() as connection:
+        for job_id, finished_at, size in connection.execute(query):
+            kept_bytes += size
+            is_old = rule.files_s is not None and finished_at < now - rule.files_s
+            is_much = rule.files_bytes is not None and kept_bytes > rule.files_bytes
+            if is_old or is_much:
+                due.append(job_id)
+    return due
+
+
+def _due_records(store: JobStore, rule: Retention, now: float) -> list[str]:
+    if rule.records_s is None:
+        return []
+    forgettable = (State.EXPIRED, State.FAILED, State.CANCELLED)
+    query = select(jobs.c.id).where(
+        jobs.c.state.in_(forgettable), jobs.c.finished_at < now - rule.records_s
+    )
+    with store.engine.connect() as connection:
+        return list(connection.scalars(query))

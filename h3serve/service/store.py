@@ -1,0 +1,252 @@
+"""The job store. Every write is one transaction; a final state is written once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
+
+from h3serve.core.errors import H3Error
+from h3serve.service.job import Job, NewJob, Outcome, job_of
+from h3serve.service.moves import LEGAL, WAITING, State
+from h3serve.service.tables import jobs, open_engine
+
+
+class QueueFull(H3Error):
+    """No room for another job; `whose` says which bound was met."""
+
+    http_status = 429
+
+    def __init__(self, whose: str, limit: int) -> None:
+        self.whose, self.limit = whose, limit
+        super().__init__(f"{whose} already has {limit} jobs waiting; try again later")
+
+
+class KeyReused(H3Error):
+    """An idempotency key came back with a different request."""
+
+    http_status = 409
+
+
+class JobStore:
+    """Jobs in the database at `url`. Thread-safe; one server owns a store (see folder.py)."""
+
+    def __init__(self, url: str) -> None:
+        self.engine = open_engine(url)
+        self._write_lock = threading.Lock()  # writers queue here instead of inside SQLite
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A write transaction."""
+        with (
+            self._write_lock,
+            self.engine.connect().execution_options(write=True) as connection,
+            connection.begin(),
+        ):
+            yield connection
+
+    def put(
+        self, new: NewJob, *, max_queued: int, max_owned: int | None = None
+    ) -> tuple[Job, bool]:
+        """Accept a job, or find the one its idempotency key already made: (job, is_new).
+
+        Raises QueueFull at either bound and KeyReused when the key came with another request.
+        """
+        with self.writing() as connection:
+            if (earlier := _same_key(connection, new)) is not None:
+                return earlier, False
+            _check_room(connection, new.owner, max_queued, max_owned)
+            values = {
+                **new.__dict__,
+                "state": State.QUEUED,
+                "created_at": time.time(),
+                "attempts": 0,
+                "cancel_requested": False,
+                "deleted": False,
+                "bytes": 0,
+                "webhook_tries": 0,
+            }
+            connection.execute(insert(jobs).values(**values))
+            return _need(_find(connection, new.id)), True
+
+    def get(self, job_id: str, owner: str | None = None) -> Job | None:
+        """The job, or None when there is none, it was deleted or `owner` does not own it."""
+        job = self.row(job_id)
+        if job is None or job.deleted or (owner is not None and job.owner != owner):
+            return None
+        return job
+
+    def row(self, job_id: str) -> Job | None:
+        """The job as it is, deleted or not."""
+        with self.engine.connect() as connection:
+            return _find(connection, job_id)
+
+    def page(
+        self, *, owner: str | None, after: str | None, limit: int, newest_first: bool
+    ) -> tuple[list[Job], bool]:
+        """Up to `limit` jobs following the job named `after`: (jobs, whether more follow)."""
+        query = select(jobs).where(jobs.c.deleted.is_(False)).limit(limit + 1)
+        if owner is not None:
+            query = query.where(jobs.c.owner == owner)
+        query = query.order_by(jobs.c.seq.desc() if newest_first else jobs.c.seq)
+        with self.engine.connect() as connection:
+            if after is not None:
+                seq = connection.scalar(select(jobs.c.seq).where(jobs.c.id == after))
+                query = query.where(jobs.c.seq < seq if newest_first else jobs.c.seq > seq)
+            found = [job_of(row) for row in connection.execute(query)]
+        return found[:limit], len(found) > limit
+
+    def in_state(self, *states: State) -> list[Job]:
+        """Every job in one of `states`, oldest first, deleted ones included."""
+        query = select(jobs).where(jobs.c.state.in_(states)).order_by(jobs.c.seq)
+        with self.engine.connect() as connection:
+            return [job_of(row) for row in connection.execute(query)]
+
+    def counts(self) -> dict[State, int]:
+        """How many jobs are in each state."""
+        query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
+        with self.engine.connect() as connection:
+            found = {State(state): int(n) for state, n in connection.execute(query)}
+        return {state: found.get(state, 0) for state in State}
+
+    def finish(self, job_id: str, outcome: Outcome) -> Job | None:
+        """Move to a final state; None when the job is gone or already final.
+
+        A job whose cancellation was accepted never becomes anything but cancelled.
+        """
+        with self.writing() as connection:
+            job = _find(connection, job_id)
+            if job is None or outcome.state not in LEGAL[job.state]:
+                return None
+            if job.cancel_requested:
+                outcome = Outcome(State.CANCELLED)
+            owed = time.time() if job.webhook_url and not job.deleted else None
+            values = {
+                "state": outcome.state,
+                "finished_at": time.time(),
+                "error_code": outcome.error_code,
+                "error": outcome.error,
+                "stats": outcome.stats,
+                "files": outcome.files,
+                "bytes": outcome.bytes,
+                "webhook_due_at": owed,
+            }
+            return _move(connection, job, values)
+
+    def requeue(self, job_id: str, *, counts: bool) -> Job | None:
+        """Put a running job back in its place; `counts` says whether the attempt is spent.
+
+        None when it does not run or nobody wants it any more (cancelled, deleted).
+        """
+        with self.writing() as connection:
+            job = _find(connection, job_id)
+            if job is None or job.state is not State.IN_PROGRESS or job.cancel_requested:
+                return None
+            attempts = job.attempts if counts else job.attempts - 1
+            values = {"state": State.QUEUED, "attempts": attempts, "started_at": None}
+            return _move(connection, job, values)
+
+    def request_cancel(self, job_id: str) -> Job | None:
+        """Cancel a queued job at once and mark a running one; a final job stays as it is."""
+        with self.writing() as connection:
+            job = _find(connection, job_id)
+            if job is None or job.state not in WAITING:
+                return job
+            values: dict[str, Any] = {"cancel_requested": True}
+            if job.state is State.QUEUED:
+                owed = time.time() if job.webhook_url and not job.deleted else None
+                values |= {"state": State.CANCELLED, "finished_at": time.time()}
+                values["webhook_due_at"] = owed
+            return _move(connection, job, values)
+
+    def delete(self, job_id: str) -> bool:
+        """Take a job out of sight; True when its row and files can go now (it is not running)."""
+        with self.writing() as connection:
+            job = _find(connection, job_id)
+            if job is None:
+                return False
+            if job.state is State.IN_PROGRESS:
+                _move(connection, job, {"deleted": True, "cancel_requested": True})
+                return False
+            connection.execute(delete(jobs).where(jobs.c.id == job_id))
+            return True
+
+    def expire(self, job_id: str) -> Job | None:
+        """completed -> expired; the caller removes the files afterwards."""
+        with self.writing() as connection:
+            job = _find(connection, job_id)
+            if job is None or job.state is not State.COMPLETED:
+                return None
+            return _move(connection, job, {"state": State.EXPIRED, "bytes": 0})
+
+    def owe_webhook(self, job_id: str, due_at: float | None) -> None:
+        """Record one more try, and when the next is due (None: no more)."""
+        values = {"webhook_due_at": due_at, "webhook_tries": jobs.c.webhook_tries + 1}
+        with self.writing() as connection:
+            connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
+
+    def owed_webhooks(self, now: float, limit: int = 20) -> list[Job]:
+        """Jobs whose delivery is due, the longest due first."""
+        query = select(jobs).where(jobs.c.webhook_due_at <= now).order_by(jobs.c.webhook_due_at)
+        with self.engine.connect() as connection:
+            return [job_of(row) for row in connection.execute(query.limit(limit))]
+
+    def ids(self) -> set[str]:
+        """The id of every row."""
+        with self.engine.connect() as connection:
+            return set(connection.scalars(select(jobs.c.id)))
+
+
+def _find(connection: Connection, job_id: str) -> Job | None:
+    row: Row[Any] | None = connection.execute(select(jobs).where(jobs.c.id == job_id)).first()
+    return None if row is None else job_of(row)
+
+
+def _need(job: Job | None) -> Job:
+    assert job is not None
+    return job
+
+
+def _move(connection: Connection, job: Job, values: dict[str, Any]) -> Job | None:
+    """Write `values` if the job is still in the state it was read in."""
+    target = values.get("state", job.state)
+    assert target == job.state or target in LEGAL[job.state], (job.state, target)
+    query = update(jobs).where(jobs.c.id == job.id, jobs.c.state == job.state).values(**values)
+    if connection.execute(query).rowcount != 1:
+        return None
+    return _find(connection, job.id)
+
+
+def _same_key(connection: Connection, new: NewJob) -> Job | None:
+    if new.idempotency_key is None:
+        return None
+    query = select(jobs).where(
+        jobs.c.owner == new.owner, jobs.c.idempotency_key == new.idempotency_key
+    )
+    row = connection.execute(query).first()
+    if row is None:
+        return None
+    job = job_of(row)
+    if job.fingerprint != new.fingerprint or job.deleted:
+        raise KeyReused(
+            "this Idempotency-Key was used before with a different request; send a new key"
+        )
+    return job
+
+
+def _check_room(connection: Connection, owner: str, max_queued: int, max_owned: int | None) -> None:
+    waiting = select(func.count()).select_from(jobs).where(jobs.c.state == State.QUEUED)
+    bounds: Sequence[tuple[str, int | None, Any]] = (
+        ("the server", max_queued, waiting),
+        ("this key", max_owned, waiting.where(jobs.c.owner == owner)),
+    )
+    for whose, limit, query in bounds:
+        if limit is not None and int(connection.scalar(query) or 0) >= limit:
+            raise QueueFull(whose, limit)

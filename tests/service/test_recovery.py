@@ -1,0 +1,78 @@
+from h3serve.service.folder import DataFolder
+from h3serve.service.job import Outcome
+from h3serve.service.moves import State
+from h3serve.service.recovery import recover, settle, settle_lost
+from h3serve.service.store import JobStore
+from tests.service.make import put, take, whole_attempt
+
+
+def test_a_lost_job_is_retried_once_then_fails_with_the_cause(
+    folder: DataFolder, store: JobStore
+) -> None:
+    put(store, request={"seed": 3})
+    job = take(store)
+    folder.attempt(job).mkdir(parents=True)
+    (folder.attempt(job) / "video.mp4.partial").write_text("half")
+    after = settle_lost(store, folder, job, "the worker was killed")
+    assert after is not None and after.state is State.QUEUED and after.request == {"seed": 3}
+    assert not folder.attempt(job).exists()
+    job = take(store)
+    after = settle_lost(store, folder, job, "the worker was killed")
+    assert after is not None and after.state is State.FAILED
+    assert after.error == "the worker was killed; it was tried 2 times"
+
+
+def test_whole_files_complete_a_lost_job_without_running_it_again(
+    folder: DataFolder, store: JobStore
+) -> None:
+    put(store)
+    job = take(store)
+    whole_attempt(folder, job)
+    assert [lost.id for lost in recover(store, folder)] == [job.id]
+    after = store.get(job.id)
+    assert after is not None and after.state is State.COMPLETED and after.bytes == 4
+    content = folder.content(after, "video")
+    assert content is not None and content.read_bytes() == b"film"
+
+
+def test_a_lost_job_somebody_cancelled_is_cancelled(folder: DataFolder, store: JobStore) -> None:
+    put(store)
+    job = take(store)
+    whole_attempt(folder, job)
+    store.request_cancel(job.id)
+    recover(store, folder)
+    after = store.get(job.id)
+    assert after is not None and after.state is State.CANCELLED
+    assert not folder.attempt(job).exists()
+
+
+def test_a_lost_job_somebody_deleted_is_gone(folder: DataFolder, store: JobStore) -> None:
+    put(store)
+    job = take(store)
+    whole_attempt(folder, job)
+    store.delete(job.id)
+    recover(store, folder)
+    assert store.ids() == set()
+    assert not folder.job(job.id).exists()
+
+
+def test_delete_racing_with_completion_leaves_nothing(folder: DataFolder, store: JobStore) -> None:
+    put(store)
+    job = take(store)
+    result = whole_attempt(folder, job)
+    store.delete(job.id)  # between the worker's last step and the server hearing of it
+    assert settle(store, folder, job, Outcome(State.COMPLETED, files=result["files"])) is None
+    assert store.ids() == set() and not folder.job(job.id).exists()
+
+
+def test_recovery_leaves_queued_jobs_and_finished_files(
+    folder: DataFolder, store: JobStore
+) -> None:
+    put(store)
+    done = take(store)
+    result = whole_attempt(folder, done)
+    settle(store, folder, done, Outcome(State.COMPLETED, files=result["files"]))
+    waiting = put(store)
+    assert recover(store, folder) == []
+    assert folder.attempt(done).exists()
+    assert store.get(waiting.id) == waiting

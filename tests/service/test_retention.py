@@ -1,0 +1,55 @@
+import time
+
+from sqlalchemy import update
+
+from h3serve.service.folder import DataFolder
+from h3serve.service.job import Job, Outcome
+from h3serve.service.moves import State
+from h3serve.service.recovery import settle
+from h3serve.service.retention import Retention, expire
+from h3serve.service.store import JobStore
+from h3serve.service.tables import jobs
+from tests.service.make import put, take, whole_attempt
+
+
+def done(store: JobStore, folder: DataFolder, *, age_s: float = 0, content: bytes = b"film") -> Job:
+    put(store)
+    job = take(store)
+    files = whole_attempt(folder, job, content)["files"]
+    settle(store, folder, job, Outcome(State.COMPLETED, files=files))  # type: ignore[arg-type]
+    with store.writing() as connection:
+        old = update(jobs).where(jobs.c.id == job.id).values(finished_at=time.time() - age_s)
+        connection.execute(old)
+    return job
+
+
+def state(store: JobStore, job: Job) -> State | None:
+    found = store.get(job.id)
+    return found.state if found else None
+
+
+def test_by_age(folder: DataFolder, store: JobStore) -> None:
+    old, young = done(store, folder, age_s=100), done(store, folder)
+    assert expire(store, folder, Retention(files_s=50)) == [old.id]
+    assert state(store, old) is State.EXPIRED and state(store, young) is State.COMPLETED
+    assert not folder.job(old.id).exists() and folder.job(young.id).exists()
+
+
+def test_by_bytes_the_oldest_go_first(folder: DataFolder, store: JobStore) -> None:
+    made = [done(store, folder, age_s=age, content=b"x" * 10) for age in (30, 20, 10)]
+    expire(store, folder, Retention(files_s=None, files_bytes=20))
+    assert [state(store, job) for job in made] == ["expired", "completed", "completed"]
+
+
+def test_records_are_forgotten_in_the_end(folder: DataFolder, store: JobStore) -> None:
+    job = done(store, folder, age_s=100)
+    waiting = put(store)
+    rule = Retention(files_s=50, records_s=80)
+    expire(store, folder, rule)
+    assert state(store, job) is None
+    assert store.ids() == {waiting.id}
+
+
+def test_without_bounds_nothing_goes(folder: DataFolder, store: JobStore) -> None:
+    done(store, folder, age_s=10**9)
+    assert expire(store, folder, Retention(None, None, None)) == []
