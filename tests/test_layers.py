@@ -74,9 +74,7 @@ def test_every_folder_is_a_room() -> None:
 
 def test_no_import_cycles() -> None:
     """Between files of the package, whatever kind of import it is."""
-    known = {
-        ".".join(("h3serve", *f.relative_to(PACKAGE).with_suffix("").parts)): f for f in files()
-    }
+    known = {".".join(("h3serve", *f.relative_to(PACKAGE).with_suffix("").parts)): f for f in files()}
     known = {name.removesuffix(".__init__"): f for name, f in known.items()}
     graph = {name: {n for n in imported(f) if n in known and n != name} for name, f in known.items()}
     done: set[str] = set()
@@ -93,9 +91,5 @@ def test_no_import_cycles() -> None:
 
 
 def test_file_length() -> None:
-    long = {
-        str(f.relative_to(PACKAGE)): n
-        for f in files()
-        if (n := len(f.read_text().splitlines())) > 350
-    }
+    long = {str(f.relative_to(PACKAGE)): n for f in files() if (n := len(f.read_text().splitlines())) > 350}
     assert not long

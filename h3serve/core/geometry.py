@@ -6,6 +6,7 @@ Sizes are (width, height) pairs called canvas or size; frames are pixel frames a
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from h3serve.core.errors import RequestError
 
@@ -17,14 +18,23 @@ LATENT_CHANNELS = 24
 AUDIO_LATENT_CHANNELS = 32
 PIXELS_PER_LATENT = 16
 PIXELS_PER_ROW = 32  # one packed row is a 2x2 patch of latents
-MAX_CANVAS_AREA = 768 * 1344
-REFERENCE_SHORT_EDGE = 2048
-VIDEO_REFERENCE_SHORT_EDGE = 768
 MIN_RATIO, MAX_RATIO = 0.25, 4.0
 NAMED_RATIOS = ("21:9", "16:9", "4:3", "1:1", "3:4", "9:16")
 DEFAULT_RATIO = "16:9"
 
 Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class SizeRules:
+    """Pixel sizes the weights were trained for; a small checkpoint may carry smaller ones."""
+
+    max_canvas_area: int = 768 * 1344
+    picture_short_edge: int = 2048  # image references
+    clip_short_edge: int = 768  # video references
+
+
+RELEASED_SIZES = SizeRules()
 
 
 def aligned_frames(frames: int) -> int:
@@ -64,23 +74,23 @@ def check_ratio(ratio: float, shown: object, field: str) -> float:
     return ratio
 
 
-def canvas_size(ratio: float, short_edge: int, max_area: int = MAX_CANVAS_AREA) -> Size:
+def canvas_size(ratio: float, short_edge: int, rules: SizeRules = RELEASED_SIZES) -> Size:
     """(width, height) in pixels: short edge first, area cap next, then the nearest multiples of 32.
 
     Rounding is half-even and comes after the cap, so the area may end slightly above it
     (spec/tasks_and_validation.md 8.4).
     """
     width, height = (short_edge * ratio, float(short_edge)) if ratio >= 1 else (float(short_edge), short_edge / ratio)
-    if width * height > max_area:
-        scale = math.sqrt(max_area / (width * height))
+    if width * height > rules.max_canvas_area:
+        scale = math.sqrt(rules.max_canvas_area / (width * height))
         width, height = width * scale, height * scale
     return _nearest_32(width), _nearest_32(height)
 
 
-def reference_picture_size(size: Size, mode: str, canvas: Size) -> Size:
+def reference_picture_size(size: Size, mode: str, canvas: Size, rules: SizeRules = RELEASED_SIZES) -> Size:
     """(width, height) of an image reference in mode `diffusers`, `max` or `match` (spec 8.5)."""
     width, height = size
-    scale = REFERENCE_SHORT_EDGE / min(width, height)
+    scale = rules.picture_short_edge / min(width, height)
     if mode == "max":
         scale = min(1.0, scale)
     elif mode == "match":
@@ -88,9 +98,9 @@ def reference_picture_size(size: Size, mode: str, canvas: Size) -> Size:
     return _nearest_32(width * scale), _nearest_32(height * scale)
 
 
-def video_reference_size(ratio: float) -> Size:
-    """Canvas of a reference clip: its own aspect at short edge 768, whatever the target is (spec 8.6)."""
-    return canvas_size(ratio, VIDEO_REFERENCE_SHORT_EDGE)
+def reference_clip_size(ratio: float, rules: SizeRules = RELEASED_SIZES) -> Size:
+    """Canvas of a reference clip: its own aspect at its own short edge, whatever the target is (spec 8.6)."""
+    return canvas_size(ratio, rules.clip_short_edge, rules)
 
 
 def rows_per_frame(size: Size) -> int:

@@ -1,0 +1,50 @@
+"""What a request costs: floating-point operations and bytes, from sizes alone (spec/transformer.md 2.8-2.9)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Widths and depths that decide the cost; defaults are the released model's."""
+
+    hidden: int = 5376
+    inner: int = 7168  # heads * head_dim
+    ffn: int = 14336
+    layers: int = 50
+    core_params: int = 20_083_623_168  # without the AdaLN projections
+    adaln_params: int = 13_039_369_728
+    encoder_params: int = 25_900_000_000  # 50 decoder layers, vision tower, embeddings
+    vae_params: int = 2_603_868_984 + 151_300_000
+
+
+RELEASED_MODEL = ModelSize()
+GIB = 2**30
+
+
+def step_flops(rows: int, model: ModelSize = RELEASED_MODEL) -> float:
+    """FLOPs of one model evaluation over `rows` packed rows: linears grow with S, attention with S squared."""
+    linear = 2 * (4 * model.hidden * model.inner + 3 * model.hidden * model.ffn) * rows
+    attention = 4 * rows * rows * model.inner
+    return float(model.layers * (linear + attention))
+
+
+def weight_bytes(model: ModelSize, bytes_per_value: int) -> dict[str, int]:
+    """Bytes of each component when it is resident; the VAEs are always float32."""
+    return {
+        "transformer": model.core_params * bytes_per_value,
+        "modulation": model.adaln_params * bytes_per_value,
+        "text_encoder": model.encoder_params * bytes_per_value,
+        "vaes": model.vae_params * 4,
+    }
+
+
+def step_bytes(rows: int, model: ModelSize, bytes_per_value: int) -> int:
+    """Device bytes that one evaluation needs beside the weights: the widest moment of a block.
+
+    Residual stream and its normed copy, then either q, k, v and the attention output, or the MLP's two
+    inner widths and their product.
+    """
+    widest = max(4 * model.inner, 3 * model.ffn)
+    return rows * (3 * model.hidden + widest) * bytes_per_value
