@@ -1,0 +1,90 @@
+"""Pictures and clips as the text encoder's patches (spec/text_encoder.md 7.4, 7.5, 7.9b).
+
+Stands in for the image and video processors of transformers, whose video half needs torchvision.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from h3serve.core.encoder_tokens import (
+    FRAMES_PER_BLOCK,
+    SAMPLE_STEP,
+    SQUARE,
+    Size,
+    clip_size,
+    picture_size,
+)
+
+PATCH = 16
+MERGE = SQUARE // PATCH
+MIDDLE = 127.5  # mean 0.5 and deviation 0.5 of [0, 1], on the 0..255 scale
+
+Grid = tuple[int, int, int]  # (frame pairs, patches down, patches across)
+
+
+def picture_grid(width: int, height: int) -> Grid:
+    """The grid of a picture of this size in pixels."""
+    size = picture_size(width, height)
+    return 1, size.height // PATCH, size.width // PATCH
+
+
+def clip_grid(sampled: int, width: int, height: int) -> Grid:
+    """The grid of a clip of `sampled` frames, at 2 fps, of this size in pixels."""
+    size = clip_size(sampled, width, height)
+    return -(-sampled // FRAMES_PER_BLOCK), size.height // PATCH, size.width // PATCH
+
+
+def picture_patches(pixels: np.ndarray) -> tuple[torch.Tensor, Grid]:
+    """uint8 `[H, W, 3]` -> float32 patches `[n, 1536]` in [-1, 1] and their grid.
+
+    The one frame is shown twice.
+    """
+    height, width, _ = pixels.shape
+    frames = _resize(pixels[None], picture_size(width, height))
+    return _cut(frames), picture_grid(width, height)
+
+
+def clip_patches(frames: np.ndarray) -> tuple[torch.Tensor, Grid]:
+    """uint8 `[F, H, W, 3]` at 24 fps -> float32 patches `[n, 1536]` in [-1, 1] and their grid.
+
+    Every 12th frame is taken; if their number is odd the last is shown twice.
+    """
+    seen = frames[::SAMPLE_STEP]
+    count, height, width, _ = seen.shape
+    return _cut(_resize(seen, clip_size(count, width, height))), clip_grid(count, width, height)
+
+
+def _resize(frames: np.ndarray, size: Size) -> torch.Tensor:
+    """uint8 `[F, H, W, 3]` -> uint8 `[F, 3, h, w]`.
+
+    On uint8 and not on float: torch's integer filter is the one torchvision, and so the reference,
+    uses; it rounds between its two passes.
+    """
+    pixels = torch.from_numpy(np.require(frames, requirements=["C", "W"])).permute(0, 3, 1, 2)
+    if pixels.shape[2:] == (size.height, size.width):
+        return pixels
+    return F.interpolate(pixels, (size.height, size.width), mode="bicubic", antialias=True)
+
+
+def _cut(frames: torch.Tensor) -> torch.Tensor:
+    """uint8 `[F, 3, h, w]` -> float32 `[n, 3*2*16*16]`, the patches of a square together."""
+    if len(frames) % FRAMES_PER_BLOCK:
+        frames = torch.cat([frames, frames[-1:]])
+    count, channels, height, width = frames.shape
+    cut = frames.reshape(
+        count // FRAMES_PER_BLOCK,
+        FRAMES_PER_BLOCK,
+        channels,
+        height // SQUARE,
+        MERGE,
+        PATCH,
+        width // SQUARE,
+        MERGE,
+        PATCH,
+    )
+    # -> pair, square down, square across, patch down, patch across, channel, frame, y, x
+    patches = cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).flatten(5).flatten(0, 4)
+    return patches.float().sub_(MIDDLE).div_(MIDDLE)
