@@ -33,9 +33,7 @@ def verify_mp4(path: Path, *, width: int, height: int, num_frames: int) -> None:
         "audio": ("aac", 32_000, 2),
     }
     wrong = [
-        f"{key} is {found.get(key)} instead of {value}"
-        for key, value in wanted.items()
-        if found.get(key) != value
+        f"{key} is {found.get(key)} instead of {value}" for key, value in wanted.items() if found.get(key) != value
     ]
     if drift > MAX_DRIFT_S:
         wrong.append(f"sound and picture differ by {drift:.3f} s, at most {MAX_DRIFT_S} s is right")

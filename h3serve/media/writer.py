@@ -77,9 +77,7 @@ class Mp4Writer:
     def write_frames(self, frames: npt.NDArray[Any]) -> None:
         """Append pictures [F, H, W, 3]: uint8, or float in [0, 1] (see `as_uint8`)."""
         if frames.ndim != 4 or frames.shape[1:] != self._shape:
-            raise OutputError(
-                f"frames must be [F, {', '.join(map(str, self._shape))}], not {list(frames.shape)}"
-            )
+            raise OutputError(f"frames must be [F, {', '.join(map(str, self._shape))}], not {list(frames.shape)}")
         for pixels in as_uint8(frames):
             frame = _yuv(pixels)
             frame.pts, frame.time_base = self.num_frames, Fraction(1, FPS)

@@ -116,9 +116,7 @@ def bad_wave(value: float) -> np.ndarray:
         (frames(21), tone(22), "frames is 21 instead of 22"),
     ],
 )
-def test_bad_results_leave_no_file(
-    tmp_path: Path, pixels: np.ndarray, wave: np.ndarray, message: str
-) -> None:
+def test_bad_results_leave_no_file(tmp_path: Path, pixels: np.ndarray, wave: np.ndarray, message: str) -> None:
     """Wrong or non-finite results are one clear error, never a broken file."""
     with (
         pytest.raises(OutputError, match=message),
@@ -139,9 +137,7 @@ def test_no_sound_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [Cancelled("stop"), KeyboardInterrupt(), RuntimeError("bug")])
-def test_cancellation_leaves_no_file_and_keeps_the_old_one(
-    tmp_path: Path, error: BaseException
-) -> None:
+def test_cancellation_leaves_no_file_and_keeps_the_old_one(tmp_path: Path, error: BaseException) -> None:
     (tmp_path / "a.mp4").write_bytes(b"old")
     with (
         pytest.raises(type(error)),

@@ -1,0 +1,62 @@
+"""Sigma grids, timesteps and the update of a step (spec/scheduler.md 4.1-4.3).
+
+The model predicts the data-ward velocity v: x0 = x + sigma*v. All values are float32 and live on
+the host, so that the loop never waits for the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def sigma_grid(steps: int, shift: float) -> Tensor:
+    """float32 [steps+1], from 1 to exactly 0; `steps` counts model evaluations."""
+    base = torch.linspace(1, 0, steps + 1, dtype=torch.float32)
+    shifted = shift * base / (1 + (shift - 1) * base)
+    grid: Tensor = torch.unique_consecutive(shifted)
+    return grid
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The grid of one modality. `timesteps[i]` = float32(1 - sigma_i): 1 is clean."""
+
+    sigmas: Tensor
+
+    @property
+    def timesteps(self) -> Tensor:
+        """float32 [steps]."""
+        return 1 - self.sigmas[:-1]
+
+    def step(self, rows: Tensor, velocity: Tensor, index: int) -> Tensor:
+        """Rows after evaluation `index`, float32; the order of operations is the reference's."""
+        sigma = float(1 - self.timesteps[index])  # not sigma_i: the float32 round trip is not exact
+        ratio = self.sigmas[index + 1] / self.sigmas[index]
+        clean = rows + velocity * sigma
+        return rows * float(ratio) + clean * float(1 - ratio)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Distinct timesteps of one evaluation, ascending float32 [M], and the slot of each row kind."""
+
+    values: NDArray[np.float32]
+    slots: NDArray[np.int64]  # [4], by row kind of packing.py; kinds that do not occur point at 0
+
+
+def step_times(
+    video_time: float, audio_time: float, kinds_present: NDArray[np.int64], visual_level: float, audio_level: float
+) -> StepTimes:
+    """Which timestep each kind of row gets: conditions are held near clean (spec/transformer.md 2.3)."""
+    by_kind = np.array(
+        [video_time, max(video_time, visual_level), audio_time, max(audio_time, audio_level)], np.float32
+    )
+    values = np.unique(by_kind[kinds_present])
+    slots = np.zeros(4, np.int64)
+    slots[kinds_present] = np.searchsorted(values, by_kind[kinds_present])
+    return StepTimes(values, slots)

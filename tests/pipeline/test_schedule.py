@@ -1,0 +1,65 @@
+"""Sigma grids and updates of spec/scheduler.md."""
+
+import numpy as np
+import pytest
+import torch
+
+from h3serve.pipeline.schedule import Schedule, sigma_grid, step_times
+
+VIDEO_50 = [1, 0.998302, 0.996540, 0.994709, 0.992806, 0.990826]
+AUDIO_50 = [1, 0.993243, 0.986301, 0.979167, 0.971831, 0.964286]
+VIDEO_8 = [1, 0.988235, 0.972973, 0.952381, 0.923077, 0.878049, 0.8, 0.631579, 0]
+AUDIO_8 = [1, 0.954545, 0.9, 0.833333, 0.75, 0.642857, 0.5, 0.3, 0]
+
+
+def test_published_values() -> None:
+    for shift, head, tail in (
+        (12.0, VIDEO_50, [0.433735, 0.333333, 0.196721, 0]),
+        (3.0, AUDIO_50, [0.160714, 0.111111, 0.057692, 0]),
+    ):
+        grid = sigma_grid(50, shift)
+        assert len(grid) == 51 and grid.dtype == torch.float32
+        np.testing.assert_allclose(grid[:6], head, atol=1e-6)
+        np.testing.assert_allclose(grid[-4:], tail, atol=1e-6)
+    np.testing.assert_allclose(sigma_grid(8, 12.0), VIDEO_8, atol=1e-6)
+    np.testing.assert_allclose(sigma_grid(8, 3.0), AUDIO_8, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 8, 50, 1000])
+@pytest.mark.parametrize("shift", [0.5, 1.0, 3.0, 12.0])
+def test_grid_counts_evaluations_and_ends_clean(steps: int, shift: float) -> None:
+    grid = sigma_grid(steps, shift)
+    assert len(grid) == steps + 1
+    assert grid[0] == 1 and grid[-1] == 0 and bool((grid.diff() < 0).all())
+
+
+@pytest.mark.parametrize("steps", [1, 7, 50])
+def test_constant_velocity_is_followed_to_the_clean_sample(steps: int) -> None:
+    schedule = Schedule(sigma_grid(steps, 12.0))
+    noise, clean = torch.randn(5, 96), torch.randn(5, 96)
+    rows = noise
+    for index in range(steps):
+        rows = schedule.step(rows, clean - noise, index)
+    torch.testing.assert_close(rows, clean, atol=1e-5, rtol=1e-5)
+
+
+def test_sigma_comes_from_the_rounded_timestep() -> None:
+    """1 - float32(1 - sigma) is not sigma below one half."""
+    schedule = Schedule(sigma_grid(50, 3.0))
+    index = 47
+    sigma = 1 - schedule.timesteps[index]
+    assert sigma != schedule.sigmas[index]
+    ratio = schedule.sigmas[index + 1] / schedule.sigmas[index]
+    x, v = torch.randn(64, 32), torch.randn(64, 32)
+    assert torch.equal(schedule.step(x, v, index), ratio * x + (1 - ratio) * (x + sigma * v))
+
+
+def test_conditions_are_held_near_clean() -> None:
+    every = np.arange(4)
+    start = step_times(0.0, 0.0, every, 0.999, 1.0)
+    assert start.values.tolist() == pytest.approx([0.0, 0.999, 1.0])
+    assert start.slots.tolist() == [0, 1, 0, 2]
+    later = step_times(0.9995, 0.5, every, 0.999, 1.0)  # the video has overtaken its conditions
+    assert later.slots.tolist() == [1, 1, 0, 2]
+    assert step_times(0.0, 0.0, np.array([0, 2]), 0.999, 1.0).values.tolist() == [0.0]
+    assert step_times(0.2, 0.1, np.array([0, 2]), 0.999, 1.0).values.dtype == np.float32
