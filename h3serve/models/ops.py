@@ -1,0 +1,70 @@
+"""The element-wise pieces of a block, as a set that can be exchanged whole.
+
+This file is the reference: plain torch, rounding to the compute dtype after every operation, in
+the order of spec/transformer.md 2.5. A fused set computes the same with fewer passes over memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from h3serve.models.rope import Rope, apply_rope
+
+# q, k, v -> out, all [S, heads, head_dim]; full attention among all rows.
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Ops:
+    """Rows x are [S, hidden]; a modulation table is [rows, hidden], read at index [S]."""
+
+    norm_modulate: Callable[..., torch.Tensor]  # x, norm, shift, scale, index
+    qk_norm_rope: Callable[..., QKV]  # qkv [S, 3, heads, head_dim], q_norm, k_norm, rope or None
+    swiglu: Callable[[torch.Tensor], torch.Tensor]  # [S, 2F], gate first -> [S, F]
+    gated_add: Callable[..., torch.Tensor]  # x, gate, index, update
+
+
+def norm_modulate(
+    x: torch.Tensor,
+    norm: nn.RMSNorm,
+    shift: torch.Tensor,
+    scale: torch.Tensor,
+    index: torch.Tensor,
+) -> torch.Tensor:
+    """RMSNorm (float32 statistics), then times 1 + scale, plus shift, of the row's table entry."""
+    return norm(x) * (1 + scale).index_select(0, index) + shift.index_select(0, index)
+
+
+def qk_norm_rope(qkv: torch.Tensor, q_norm: nn.RMSNorm, k_norm: nn.RMSNorm, rope: Rope | None) -> QKV:
+    """RMSNorm over each head of q and k, then rotation (None: no positions, the refiner)."""
+    q, k, v = qkv.unbind(1)
+    q, k = q_norm(q), k_norm(k)
+    if rope is not None:
+        q, k = apply_rope(q, rope), apply_rope(k, rope)
+    return q, k, v
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """SiLU(gate) * up; the SiLU rounds before the product."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def gated_add(x: torch.Tensor, gate: torch.Tensor, index: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+    """The residual stream plus gate * update; the gate is used as it is."""
+    return x + gate.index_select(0, index) * update
+
+
+def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """torch's scaled_dot_product_attention on rows [S, heads, head_dim]."""
+    q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
+
+
+PLAIN = Ops(norm_modulate, qk_norm_rope, swiglu, gated_add)
