@@ -1,0 +1,242 @@
+"""The video VAE: 17n+5 frames and 5n+2 latents into each other (spec/vae_video.md).
+
+Encoding: independent chunks of 17 frames, each cut into tiles of 256 px; the last 3 latents of the
+whole video are dropped. Decoding: windows of 7 latents every 5, each tiled and stitched before it
+fades over from the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from h3serve.core.errors import OutputError
+from h3serve.models.keymap import Entry, KeyMap, Layout, split_heads_interleaved, swap_halves
+from h3serve.models.tiling import Axis, cross_fade, cut, split_axis, stitch
+from h3serve.models.video_decoder import VideoDecoder
+from h3serve.models.video_encoder import VideoEncoder
+from h3serve.models.video_vae_config import VideoVAEConfig
+
+PIXEL_MEAN = (0.485, 0.456, 0.406)  # ImageNet, on [0, 1]
+PIXEL_STD = (0.229, 0.224, 0.225)
+
+Network = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Moments(NamedTuple):
+    """Posterior of an encoded video, before normalization: float32 `[1,24,T,h,w]` each."""
+
+    mean: torch.Tensor
+    logvar: torch.Tensor
+
+
+class VideoVAE(nn.Module):
+    """Both directions of the video VAE. Weights are float32; see `half_decoder` for CUDA.
+
+    `tile_batch` tiles go through the decoder at once, `encode_tile_batch` through the encoder:
+    memory against speed, equal to rounding.
+    """
+
+    def __init__(self, config: VideoVAEConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tile_batch = 1
+        self.encode_tile_batch = 1
+        self.encoder = VideoEncoder(config)
+        self.quant_conv = nn.Conv3d(2 * config.latent_channels, 2 * config.latent_channels, 1)
+        self.post_quant_conv = nn.Conv3d(config.latent_channels, config.latent_channels, 1)
+        self.decoder = VideoDecoder(config)
+
+    def half_decoder(self) -> VideoVAE:
+        """Round the matrices that the release runs in float16 (spec 5.5), in place; returns self.
+
+        The same numbers as float32 weights under float16 autocast, at half the memory and without a
+        cast per call.
+        """
+        self.post_quant_conv.half()
+        for block in self.decoder.transformer_blocks:
+            block.attn.half()
+            block.ff.half()
+        return self
+
+    @torch.no_grad()
+    def encode(self, pixels: torch.Tensor) -> Moments:
+        """Moments of `pixels` float32 `[1,3,D,H,W]`, made by `normalize_pixels` (spec 5.3).
+
+        H and W are multiples of 16. One frame gives one latent. More are padded to whole chunks by
+        repeating the last frame, and the last 3 latents are dropped: 17n+5 frames give 5n+2
+        latents. `pixels` may lie on another device.
+        """
+        frames = pixels.shape[2]
+        if frames == 1:
+            moments = self._encode_chunk(pixels)
+        else:
+            repeat = -frames % self.config.clip_length
+            padded = torch.cat([pixels, pixels[:, :, -1:].expand(-1, -1, repeat, -1, -1)], dim=2)
+            chunks = padded.split(self.config.clip_length, dim=2)
+            moments = torch.cat([self._encode_chunk(chunk) for chunk in chunks], dim=2)
+            moments = moments[:, :, : moments.shape[2] - self.config.token_drop]
+        return Moments(*moments.chunk(2, dim=1))
+
+    def sample(self, moments: Moments, noise: torch.Tensor) -> torch.Tensor:
+        """Normalized latents float32 from the posterior and normal `noise` of its shape (spec 5.3).
+
+        They pass through float16 on the way, as in the release.
+        """
+        std = (0.5 * moments.logvar.clamp(-30.0, 20.0)).exp()
+        latents = (moments.mean + std * noise.to(std.device)).half().float()
+        mean, std = self._latent_statistics(latents.device)
+        return (latents - mean) / std
+
+    @torch.no_grad()
+    def decode(self, latents: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Frames float32 `[F,H,W,3]` in [0, 1], window by window, of normalized latents (spec 5.4).
+
+        `latents` are float32 `[1,24,T,h,w]`. 17 frames per window and the last 5 at the end, in all
+        17n+5 for T = 5n+2. Any other T from 3 up is filled by repeating the last latent and its
+        frames are cut. OutputError for NaN or Inf.
+        """
+        mean, std = self._latent_statistics(latents.device)
+        latents = latents * std + mean
+        step, window = self.config.chunk_latents, self.config.window_latents
+        left = self.frames_of(latents.shape[2])
+        fill = -(latents.shape[2] - (window - step)) % step
+        latents = torch.cat([latents, latents[:, :, -1:].expand(-1, -1, fill, -1, -1)], dim=2)
+        tail: torch.Tensor | None = None
+        for start in range(0, latents.shape[2] - (window - step), step):
+            body, next_tail = self._decode_window(latents[:, :, start : start + window])
+            if tail is not None:
+                body = cross_fade(tail, body, tail.shape[2], dim=2)
+            tail = next_tail
+            if left > 0:
+                yield self._frames(body[:, :, :left])
+            left -= body.shape[2]
+        if tail is not None and left > 0:
+            yield self._frames(tail[:, :, :left])
+
+    def decode_all(self, latents: torch.Tensor) -> torch.Tensor:
+        """All frames of `decode` in one tensor `[F,H,W,3]`."""
+        return torch.cat(list(self.decode(latents)))
+
+    def frames_of(self, latents: int) -> int:
+        """Pixel frames of so many latents: the first of each 5 is one frame, the others 4 (spec
+        5.2).
+        """
+        if latents < self.config.window_latents - self.config.chunk_latents + 1:
+            raise ValueError(f"{latents} latents are too few to decode")
+        leads = -(-latents // self.config.chunk_latents)
+        return self.config.time_ratio * latents - self.config.lead_frames * leads
+
+    def _encode_chunk(self, pixels: torch.Tensor) -> torch.Tensor:
+        rows, columns = self._tiles(pixels.shape[-2], pixels.shape[-1])
+        tiles = cut(pixels.to(self.quant_conv.weight.device), rows, columns)
+        moments = _in_batches(self._encode_tile, tiles, self.encode_tile_batch)
+        unit = self.config.space_ratio
+        return stitch(moments, rows.per(unit), columns.per(unit))
+
+    def _encode_tile(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.quant_conv(self.encoder(pixels))
+
+    def _decode_window(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Raw frames `[1,3,F,H,W]` of one window: the 17 of its body and the 5 that the next one
+        fades over from.
+        """
+        unit = self.config.space_ratio
+        rows, columns = self._tiles(latents.shape[-2] * unit, latents.shape[-1] * unit)
+        tiles = cut(latents, rows.per(unit), columns.per(unit))
+        frames = stitch(_in_batches(self._decode_tile, tiles, self.tile_batch), rows, columns)
+        body = self.config.chunk_latents * self.config.time_ratio
+        lead = self.config.lead_frames
+        return frames[:, :, lead:body], frames[:, :, body + lead :].clone()
+
+    def _decode_tile(self, latents: torch.Tensor) -> torch.Tensor:
+        return self.decoder(self.post_quant_conv(latents.to(self.post_quant_conv.weight.dtype)))
+
+    def _tiles(self, height: int, width: int) -> tuple[Axis, Axis]:
+        unit = self.config.space_ratio
+        if height % unit or width % unit:
+            raise ValueError(f"{height}x{width} pixels are not multiples of {unit}")
+        tile, overlap = self.config.tile_size, self.config.tile_overlap
+        rows, columns = (split_axis(length, tile=tile, overlap=overlap, unit=unit) for length in (height, width))
+        return rows, columns
+
+    def _frames(self, raw: torch.Tensor) -> torch.Tensor:
+        """`[1,3,F,H,W]` around zero to `[F,H,W,3]` in [0, 1]."""
+        frames = raw[0].permute(1, 2, 3, 0) * raw.new_tensor(PIXEL_STD)
+        frames += raw.new_tensor(PIXEL_MEAN)
+        if not frames.isfinite().all():  # clamping would hide Inf
+            raise OutputError("the video decoder returned NaN or Inf")
+        return frames.clamp_(0.0, 1.0)
+
+    def _latent_statistics(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        # Not buffers: a module that is built on the meta device would lose them.
+        values = torch.tensor([self.config.latents_mean, self.config.latents_std], device=device)
+        mean, std = values.view(2, 1, -1, 1, 1, 1)
+        return mean, std
+
+
+def _in_batches(network: Network, tiles: list[torch.Tensor], batch: int) -> list[torch.Tensor]:
+    """`network` of every tile, so many tiles at once; all tiles have one shape."""
+    outputs: list[torch.Tensor] = []
+    for start in range(0, len(tiles), batch):
+        outputs += network(torch.cat(tiles[start : start + batch])).split(len(tiles[0]))
+    return outputs
+
+
+def normalize_pixels(frames: torch.Tensor) -> torch.Tensor:
+    """uint8 `[F,H,W,3]` to float32 `[1,3,F,H,W]` with ImageNet's mean and deviation (spec 5.1)."""
+    pixels = frames.float() / 255.0
+    pixels = (pixels - pixels.new_tensor(PIXEL_MEAN)) / pixels.new_tensor(PIXEL_STD)
+    return pixels.permute(3, 0, 1, 2)[None].contiguous()
+
+
+def to_uint8(frames: torch.Tensor) -> torch.Tensor:
+    """float32 in [0, 1] to uint8 of the same shape, contiguous: floor(255 * value)."""
+    return (frames.clamp(0.0, 1.0) * 255.0).to(torch.uint8).contiguous()
+
+
+# Ours (the original names) to diffusers', in this order; spec/checkpoint.md 1.8.
+_DIFFUSERS_NAMES = (
+    (".down.", ".down_blocks."),
+    (".block.", ".resnets."),
+    (".nin_shortcut.", ".conv_shortcut."),
+    (".downsample.", ".downsamplers.0."),
+    (".x_embedder.", ".proj_in."),
+    (".to_out.", ".to_out.0."),
+    (".ff.w1.", ".ff.net.0.proj."),
+    (".ff.w2.", ".ff.net.2."),
+)
+
+
+def key_map(config: VideoVAEConfig, layout: Layout) -> KeyMap:
+    """Where each tensor of `VideoVAE` is in a checkpoint (spec/checkpoint.md 1.8).
+
+    The original groups the rows of QKV by head and has a `decoder.mask_token` that only training
+    reads; diffusers splits QKV and stores [up; gate].
+    """
+    with torch.device("meta"):
+        names = list(VideoVAE(config).state_dict())
+    if layout == "original":
+        entries = tuple(_original_entry(name, config) for name in names)
+        return KeyMap(entries, unused=("decoder.mask_token",))
+    return KeyMap(tuple(_diffusers_entry(name) for name in names))
+
+
+def _original_entry(name: str, config: VideoVAEConfig) -> Entry:
+    if ".to_qkv." in name:
+        return Entry(name, (name,), *split_heads_interleaved(config.heads, config.head_dim))
+    return Entry(name, (name,))
+
+
+def _diffusers_entry(name: str) -> Entry:
+    if ".to_qkv." in name:
+        return Entry(name, tuple(name.replace("to_qkv", part) for part in ("to_q", "to_k", "to_v")))
+    theirs = name
+    for our_part, their_part in _DIFFUSERS_NAMES:
+        theirs = theirs.replace(our_part, their_part)
+    if ".w1." in name:
+        return Entry(name, (theirs,), swap_halves, swap_halves)
+    return Entry(name, (theirs,))
