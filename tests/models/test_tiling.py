@@ -19,6 +19,11 @@ TABLE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
 def released(length: int) -> Axis:
     return split_axis(length, tile=256, overlap=64, unit=16)
 

@@ -12,6 +12,11 @@ from tests.keymaps import fill
 from tests.models.tiny_video_vae import CONFIG, tiny
 
 
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="module")
 def decoder() -> VideoDecoder:
     decoder = VideoDecoder(CONFIG)

@@ -9,6 +9,11 @@ from tests.keymaps import fill
 from tests.models.tiny_video_vae import CONFIG
 
 
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="module")
 def encoder() -> VideoEncoder:
     encoder = VideoEncoder(CONFIG)

@@ -11,6 +11,11 @@ from tests import keymaps
 from tests.models.tiny_video_vae import CONFIG, tiny
 
 
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="module")
 def vae() -> VideoVAE:
     return tiny()
