@@ -13,9 +13,7 @@ from h3serve.service.store import JobStore
 from h3serve.service.tables import jobs
 
 
-def claim(
-    store: JobStore, tasks: Collection[str], max_running: Mapping[str, int] | None = None
-) -> Job | None:
+def claim(store: JobStore, tasks: Collection[str], max_running: Mapping[str, int] | None = None) -> Job | None:
     """Take the next queued job of one of `tasks`: it is in_progress and its attempt counted.
 
     `max_running` bounds how many jobs of an owner may run at once. Atomic: two callers never
@@ -36,9 +34,7 @@ def claim(
         return job_of(connection.execute(select(jobs).where(jobs.c.id == row_id)).one())
 
 
-def _next_id(
-    connection: Connection, tasks: Collection[str], max_running: Mapping[str, int]
-) -> str | None:
+def _next_id(connection: Connection, tasks: Collection[str], max_running: Mapping[str, int]) -> str | None:
     waiting = [jobs.c.state == State.QUEUED, jobs.c.task.in_(tasks)]
     # One row per owner: the highest priority it has waiting.
     fronts = select(jobs.c.owner, func.max(jobs.c.priority)).where(*waiting).group_by(jobs.c.owner)

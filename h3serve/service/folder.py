@@ -40,9 +40,7 @@ class DataFolder:
                 pass
             lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise H3Error(
-                f"the data folder {self.root} cannot be written: {error.strerror}"
-            ) from error
+            raise H3Error(f"the data folder {self.root} cannot be written: {error.strerror}") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

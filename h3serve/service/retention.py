@@ -55,8 +55,6 @@ def _due_records(store: JobStore, rule: Retention, now: float) -> list[str]:
     if rule.records_s is None:
         return []
     forgettable = (State.EXPIRED, State.FAILED, State.CANCELLED)
-    query = select(jobs.c.id).where(
-        jobs.c.state.in_(forgettable), jobs.c.finished_at < now - rule.records_s
-    )
+    query = select(jobs.c.id).where(jobs.c.state.in_(forgettable), jobs.c.finished_at < now - rule.records_s)
     with store.engine.connect() as connection:
         return list(connection.scalars(query))

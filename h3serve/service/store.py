@@ -52,9 +52,7 @@ class JobStore:
         ):
             yield connection
 
-    def put(
-        self, new: NewJob, *, max_queued: int, max_owned: int | None = None
-    ) -> tuple[Job, bool]:
+    def put(self, new: NewJob, *, max_queued: int, max_owned: int | None = None) -> tuple[Job, bool]:
         """Accept a job, or find the one its idempotency key already made: (job, is_new).
 
         Raises QueueFull at either bound and KeyReused when the key came with another request.
@@ -88,9 +86,7 @@ class JobStore:
         with self.engine.connect() as connection:
             return _find(connection, job_id)
 
-    def page(
-        self, *, owner: str | None, after: str | None, limit: int, newest_first: bool
-    ) -> tuple[list[Job], bool]:
+    def page(self, *, owner: str | None, after: str | None, limit: int, newest_first: bool) -> tuple[list[Job], bool]:
         """Up to `limit` jobs following the job named `after`: (jobs, whether more follow)."""
         query = select(jobs).where(jobs.c.deleted.is_(False)).limit(limit + 1)
         if owner is not None:
@@ -227,17 +223,13 @@ def _move(connection: Connection, job: Job, values: dict[str, Any]) -> Job | Non
 def _same_key(connection: Connection, new: NewJob) -> Job | None:
     if new.idempotency_key is None:
         return None
-    query = select(jobs).where(
-        jobs.c.owner == new.owner, jobs.c.idempotency_key == new.idempotency_key
-    )
+    query = select(jobs).where(jobs.c.owner == new.owner, jobs.c.idempotency_key == new.idempotency_key)
     row = connection.execute(query).first()
     if row is None:
         return None
     job = job_of(row)
     if job.fingerprint != new.fingerprint or job.deleted:
-        raise KeyReused(
-            "this Idempotency-Key was used before with a different request; send a new key"
-        )
+        raise KeyReused("this Idempotency-Key was used before with a different request; send a new key")
     return job
 
 

@@ -64,9 +64,7 @@ jobs = Table(
     Index("jobs_webhook", "webhook_due_at"),
 )
 
-facts = Table(
-    "facts", metadata, Column("name", String(32), primary_key=True), Column("value", Text)
-)
+facts = Table("facts", metadata, Column("name", String(32), primary_key=True), Column("value", Text))
 
 
 def open_engine(url: str) -> Engine:

@@ -6,9 +6,7 @@ from h3serve.service.store import JobStore
 from tests.service.make import put, take, whole_attempt
 
 
-def test_a_lost_job_is_retried_once_then_fails_with_the_cause(
-    folder: DataFolder, store: JobStore
-) -> None:
+def test_a_lost_job_is_retried_once_then_fails_with_the_cause(folder: DataFolder, store: JobStore) -> None:
     put(store, request={"seed": 3})
     job = take(store)
     folder.attempt(job).mkdir(parents=True)
@@ -22,9 +20,7 @@ def test_a_lost_job_is_retried_once_then_fails_with_the_cause(
     assert after.error == "the worker was killed; it was tried 2 times"
 
 
-def test_whole_files_complete_a_lost_job_without_running_it_again(
-    folder: DataFolder, store: JobStore
-) -> None:
+def test_whole_files_complete_a_lost_job_without_running_it_again(folder: DataFolder, store: JobStore) -> None:
     put(store)
     job = take(store)
     whole_attempt(folder, job)
@@ -65,9 +61,7 @@ def test_delete_racing_with_completion_leaves_nothing(folder: DataFolder, store:
     assert store.ids() == set() and not folder.job(job.id).exists()
 
 
-def test_recovery_leaves_queued_jobs_and_finished_files(
-    folder: DataFolder, store: JobStore
-) -> None:
+def test_recovery_leaves_queued_jobs_and_finished_files(folder: DataFolder, store: JobStore) -> None:
     put(store)
     done = take(store)
     result = whole_attempt(folder, done)

@@ -151,9 +151,7 @@ def test_owners_see_their_own(store: JobStore) -> None:
     assert [job.id for job in found] == [mine.id]
 
 
-def test_a_locked_database_is_an_error_and_nothing_is_half_written(
-    folder: DataFolder, store: JobStore
-) -> None:
+def test_a_locked_database_is_an_error_and_nothing_is_half_written(folder: DataFolder, store: JobStore) -> None:
     with store.engine.connect() as connection:  # wait less than the default five seconds
         connection.exec_driver_sql("PRAGMA busy_timeout = 50")
     other = sqlite3.connect(folder.root / "jobs.sqlite", isolation_level=None)

@@ -1,0 +1,23 @@
+"""What a worker needs from a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from h3serve.service.job import Json
+
+# (stage, step, steps, seconds left or None); raising from it stops the generation.
+OnProgress = Callable[[str, int, int, float | None], None]
+
+
+class Engine(Protocol):
+    """A loaded model. `tasks` are those it serves; `load_stats` its seconds and memory peaks."""
+
+    tasks: tuple[str, ...]
+    load_stats: Json
+
+    def generate(self, request: Json, *, inputs: Path, output: Path, on_progress: OnProgress) -> Json:
+        """Write the MP4 at `output` and return the stats; paths in `request` are below `inputs`."""
+        ...

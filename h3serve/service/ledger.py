@@ -1,0 +1,106 @@
+"""What a slot writes down: claims and ends of jobs, in the store, the metrics and the log.
+
+A database that is locked or full does not lose an end: the write is repeated until it succeeds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
+
+from sqlalchemy.exc import OperationalError
+
+from h3serve.service.claim import claim
+from h3serve.service.folder import DataFolder
+from h3serve.service.job import Job, Outcome
+from h3serve.service.metrics import Metrics
+from h3serve.service.progress import ProgressBoard
+from h3serve.service.recovery import settle, settle_lost
+from h3serve.service.store import JobStore
+
+log = logging.getLogger("h3serve.jobs")
+T = TypeVar("T")
+_RETRY_S = 1.0
+
+
+class Ledger:
+    """Shared by every slot. `max_running` bounds the jobs an API key may run at once."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        folder: DataFolder,
+        metrics: Metrics,
+        *,
+        max_running: Mapping[str, int] | None = None,
+    ) -> None:
+        self.store, self.folder, self.metrics = store, folder, metrics
+        self.board = ProgressBoard()
+        self.stop = threading.Event()  # set last: give up writing
+        self._max_running = dict(max_running or {})
+
+    def claim(self, tasks: Collection[str]) -> Job | None:
+        job = self._insist(lambda: claim(self.store, tasks, self._max_running))
+        if job is not None:
+            self.board.ring(job.id)
+            self.metrics.queue_wait.observe(waited_s(job))
+        return job
+
+    def is_cancel_requested(self, job: Job) -> bool:
+        """Asked of the store, where another thread may have written it meanwhile."""
+        row = self._insist(lambda: self.store.row(job.id))
+        return row is not None and row.cancel_requested
+
+    def settle(self, job: Job, outcome: Outcome) -> None:
+        """The job ended here."""
+        after = self._insist(lambda: settle(self.store, self.folder, job, outcome))
+        self._note(job, after)
+
+    def lost(self, job: Job, cause: str) -> None:
+        """The job's worker vanished: complete, retry or fail it."""
+        log.warning("job lost its worker", extra={"job": job.id, "cause": cause})
+        self._note(job, self._insist(lambda: settle_lost(self.store, self.folder, job, cause)))
+
+    def give_back(self, job: Job) -> None:
+        """The server stops: the job waits for the next one, its attempt not spent."""
+        self.folder.drop_attempts(job.id)
+        self._insist(lambda: self.store.requeue(job.id, counts=False))
+        self.board.drop(job.id)
+        log.info("job given back", extra={"job": job.id})
+
+    def _note(self, job: Job, after: Job | None) -> None:
+        """One summary line per end of a job."""
+        self.board.drop(job.id)
+        if after is None or not after.is_final:
+            return
+        self.metrics.ended(after)
+        log.info(
+            f"job {after.state}",
+            extra={
+                "job": after.id,
+                "task": after.task,
+                "attempts": after.attempts,
+                "waited_s": round(waited_s(job), 3),
+                "ran_s": round((after.finished_at or 0.0) - (after.started_at or 0.0), 3),
+                "bytes": after.bytes,
+                "error": after.error,
+                "stats": after.stats,
+            },
+        )
+
+    def _insist(self, write: Callable[[], T]) -> T | None:
+        while True:
+            try:
+                return write()
+            except OperationalError as error:
+                log.error("the job database cannot be written", extra={"cause": str(error.orig)})
+                if self.stop.wait(_RETRY_S):
+                    return None
+
+
+def waited_s(job: Job) -> float:
+    """From creation to the start of this attempt."""
+    return (job.started_at or time.time()) - job.created_at

@@ -1,0 +1,113 @@
+"""Every message between the server and a worker, by direction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from h3serve.service.job import Json
+
+# --- server to worker ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Load:
+    """The first message: make the engine. `settings` is what its builder takes."""
+
+    settings: Json
+    beat_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """Generate one job: inputs are read below `inputs`, files written into `attempt_folder`."""
+
+    job_id: str
+    attempt: int
+    request: Json
+    inputs: str
+    attempt_folder: str
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Stop this job at its next step; nothing happens if another one runs."""
+
+    job_id: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Finish what runs, then exit."""
+
+
+# --- worker to server ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The model is ready for `tasks`; `stats` holds seconds and memory peaks of loading."""
+
+    tasks: list[str]
+    stats: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LoadFailed:
+    """The model cannot be loaded; the worker exits."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Beat:
+    """Still answering; `idle_s` is how long ago the running job last reported a step."""
+
+    stage: str
+    idle_s: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A step of a job; `seconds_left` is None while nobody can know."""
+
+    job_id: str
+    attempt: int
+    stage: str
+    step: int
+    steps: int
+    seconds_left: float | None
+
+
+@dataclass(frozen=True)
+class Done:
+    """The attempt is whole on disk."""
+
+    job_id: str
+    attempt: int
+    stats: Json
+    files: Json
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The job ended because of Cancel; nothing was kept."""
+
+    job_id: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The job cannot be done; `leaves` says that the worker exits to be replaced."""
+
+    job_id: str
+    attempt: int
+    code: str
+    message: str
+    leaves: bool
+
+
+Message = Load | Run | Cancel | Stop | Loaded | LoadFailed | Beat | Progress | Done | Stopped | Failed
+KINDS: dict[str, type[Message]] = {
+    kind.__name__: kind for kind in (Load, Run, Cancel, Stop, Loaded, LoadFailed, Beat, Progress, Done, Stopped, Failed)
+}

@@ -1,0 +1,80 @@
+"""One worker process: start it, talk to it, end it, explain its exit in plain words."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from h3serve.service.channel import Channel
+from h3serve.service.messages import Load
+
+COMMAND = (sys.executable, "-m", "h3serve.service.worker")
+_REAP_S = 5.0
+
+
+class WorkerProcess:
+    """A fresh interpreter running `command`, in a process group of its own.
+
+    Start it from the thread that will watch it: the worker dies with that thread.
+    """
+
+    def __init__(self, load: Load, command: Sequence[str] = COMMAND) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._popen = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._oom_kills = oom_kills()
+        self._why: str | None = None
+        self.channel = Channel(ours)
+        self.channel.send(load)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def end(self, grace_s: float = 0.0) -> str:
+        """Wait `grace_s` for it to exit, then kill its group; returns why it ended."""
+        if self._why is None:
+            self._why = self._end(grace_s)
+        return self._why
+
+    def _end(self, grace_s: float) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(grace_s)
+        with suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        code = self._popen.wait(_REAP_S)
+        self.channel.close()
+        return explain_exit(code, killed_for_memory=oom_kills() > self._oom_kills)
+
+
+def explain_exit(code: int, *, killed_for_memory: bool = False) -> str:
+    """The words for an exit code as subprocess gives it (negative: a signal)."""
+    if killed_for_memory:
+        return "the worker was killed by the system because host memory ran out"
+    if code == -signal.SIGKILL:
+        return "the worker was killed (SIGKILL), as the system does when host memory runs out"
+    if code == -signal.SIGBUS:
+        return "the worker died of a bus error; shared memory (/dev/shm) may be too small"
+    if code < 0:
+        return f"the worker died of {signal.Signals(-code).name}"
+    return f"the worker exited with code {code}"
+
+
+def oom_kills() -> int:
+    """How many processes of this control group the kernel has killed for memory; 0 if unknown."""
+    try:
+        lines = Path("/sys/fs/cgroup/memory.events").read_text().splitlines()
+        return int(dict(line.split() for line in lines).get("oom_kill", 0))
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,80 @@
+"""Every option of the service, once, with its default; the command line reads this class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from h3serve.core.tasks import Partition, Quality
+from h3serve.service.retention import Retention
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class WorkerRules:
+    """When a worker counts as hung, and how long it may take; seconds."""
+
+    beat_s: float = 1.0
+    silent_s: float = 60.0  # without a beat: the process does not answer
+    stalled_s: float = 1800.0  # without a step: it answers but does not advance
+    load_s: float = 3600.0
+    cancel_s: float = 120.0  # a cancelled job that has not stopped by then loses its worker
+    restart_s: float = 1.0  # before the first restart; doubles up to `restart_max_s`
+    restart_max_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class BodyLimits:
+    """Bounds of one HTTP body, enforced while it streams in; bytes."""
+
+    body: int = 2 * GIB
+    file: int = GIB
+    field: int = 2**20
+    files: int = 16
+    fields: int = 64
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """How a server runs. `model` is a folder, a hub id or "demo"."""
+
+    model: str
+    data: Path = Path("h3serve-data")
+    database: str | None = None  # None: SQLite in the data folder
+    host: str = "127.0.0.1"
+    port: int = 8000
+    partitions: tuple[Partition, ...] = ("fl2va",)  # one worker each
+    device: str = "cuda"
+    dtype: str = "auto"
+    quality: Quality = "lossless"
+    residency: str = "auto"
+    max_queued: int = 100
+    drain_s: float = 600.0
+    keys: Path | None = None  # file of hashed API keys; None: anybody may call
+    folders: tuple[Path, ...] = ()  # conditions may name files below these
+    fetch_urls: bool = True  # conditions may name http(s) URLs
+    webhook_secret: Path | None = None  # file with the signing secret; None: no webhooks
+    webhook_private: bool = False  # deliver to private addresses too
+    max_priority: int = 0  # of callers without a key of their own
+    retention: Retention = field(default_factory=Retention)
+    worker: WorkerRules = field(default_factory=WorkerRules)
+    limits: BodyLimits = field(default_factory=BodyLimits)
+
+    @property
+    def model_name(self) -> str:
+        """What callers see and may send as `model`: no path leaves the server."""
+        is_path = self.model.startswith((".", "/", "~")) or Path(self.model).exists()
+        return Path(self.model).expanduser().resolve().name if is_path else self.model
+
+    def engine(self, partition: Partition) -> Mapping[str, object]:
+        """What the worker of one partition is told to load."""
+        return {
+            "model": self.model,
+            "partition": partition,
+            "device": self.device,
+            "dtype": self.dtype,
+            "quality": self.quality,
+            "residency": self.residency,
+        }

@@ -1,0 +1,223 @@
+"""The life of one worker: start it, give it jobs, watch it, replace it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+from h3serve.service.job import Job, Outcome
+from h3serve.service.ledger import Ledger
+from h3serve.service.messages import (
+    Beat,
+    Cancel,
+    Done,
+    Failed,
+    Load,
+    Loaded,
+    LoadFailed,
+    Message,
+    Progress,
+    Run,
+    Stop,
+    Stopped,
+)
+from h3serve.service.moves import State
+from h3serve.service.process import COMMAND, WorkerProcess
+from h3serve.service.progress import Snapshot
+from h3serve.service.settings import WorkerRules
+from h3serve.service.watchdog import Watchdog, WorkerLost
+
+log = logging.getLogger("h3serve.supervisor")
+_LOOK_S = 0.1  # how often a quiet slot looks at its flags
+_REST_S = 1.0  # how often it asks for work nobody announced
+_EXIT_S = 10.0  # a worker that said it leaves may take this long
+
+
+class SlotState(StrEnum):
+    """Where a worker stands, as /ready and the metrics show it."""
+
+    LOADING = "loading"
+    IDLE = "idle"
+    BUSY = "busy"
+    RESTARTING = "restarting"
+    STOPPED = "stopped"
+
+
+class Slot(threading.Thread):
+    """One worker at a time, replaced when it ends.
+
+    `on_fatal` hears why the very first load failed: then the server had better end. After
+    `drain` is set the slot takes no job and ends; after `hurry` it gives its job back at once.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        load: Load,
+        ledger: Ledger,
+        *,
+        rules: WorkerRules,
+        on_fatal: Callable[[str], None],
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self.load, self.ledger, self.rules, self.command = load, ledger, rules, command
+        self.on_fatal = on_fatal
+        self.wake, self.drain, self.hurry = threading.Event(), threading.Event(), threading.Event()
+        self.state, self.tasks, self.restarts = SlotState.LOADING, tuple[str, ...](), 0
+        self.job: Job | None = None
+        self._cancel_wanted = threading.Event()
+
+    def cancel(self, job_id: str) -> None:
+        """The job's cancellation is in the store; act on it if it runs here."""
+        if self.job is not None and self.job.id == job_id:
+            self._cancel_wanted.set()
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state in (SlotState.IDLE, SlotState.BUSY)
+
+    def run(self) -> None:
+        delay = self.rules.restart_s
+        while not self.drain.is_set():
+            began = time.monotonic()
+            cause = self._one_worker()
+            if cause is None or self.drain.is_set():
+                break
+            if time.monotonic() - began > self.rules.restart_max_s:
+                delay = self.rules.restart_s
+            self._note_restart(cause)
+            self.drain.wait(delay)
+            delay = min(2 * delay, self.rules.restart_max_s)
+        self.state = SlotState.STOPPED
+
+    def _note_restart(self, cause: str) -> None:
+        self.state = SlotState.RESTARTING
+        self.restarts += 1
+        log.warning("worker replaced", extra={"worker": self.name, "cause": cause})
+        self.ledger.metrics.restarts.inc()
+
+    def _one_worker(self) -> str | None:
+        """Use one worker until it ends; the reason why it must be replaced, None for no more."""
+        self.state = SlotState.LOADING
+        worker = WorkerProcess(self.load, self.command)
+        watchdog = Watchdog(worker, self.rules)
+        try:
+            loaded = self._await_load(watchdog)
+            if isinstance(loaded, LoadFailed):
+                return self._load_failed(loaded.message)
+            if loaded is None:
+                return None
+            self.tasks = tuple(loaded.tasks)
+            self.ledger.metrics.loaded(loaded.stats)
+            log.info("ready", extra={"worker": self.name, "pid": worker.pid, "stats": loaded.stats})
+            return self._serve(worker, watchdog)
+        except WorkerLost as lost:
+            if self.state is SlotState.LOADING:
+                return self._load_failed(str(lost))
+            return str(lost)
+        except Exception:  # ours, not the worker's: a slot must outlive it
+            log.exception("the supervisor failed", extra={"worker": self.name})
+            return "internal error"
+        finally:
+            worker.end()
+
+    def _load_failed(self, cause: str) -> str:
+        if not self.tasks:  # it never worked: the reason is a setting, not an accident
+            self.on_fatal(f"the model cannot be loaded: {cause}")
+            self.drain.set()
+        return cause
+
+    def _await_load(self, watchdog: Watchdog) -> Loaded | LoadFailed | None:
+        deadline = time.monotonic() + self.rules.load_s
+        while not self.drain.is_set():
+            message = watchdog.receive(_LOOK_S)
+            if isinstance(message, Loaded | LoadFailed):
+                return message
+            if time.monotonic() > deadline:
+                raise WorkerLost(f"the model did not load within {self.rules.load_s:g} s")
+        return None
+
+    def _serve(self, worker: WorkerProcess, watchdog: Watchdog) -> str | None:
+        self.state = SlotState.IDLE
+        while not self.drain.is_set():
+            self.wake.clear()
+            self._cancel_wanted.clear()
+            self.job = self.ledger.claim(self.tasks)
+            if self.job is None:
+                self._rest(watchdog)
+            elif not self._work(watchdog, self.job):
+                return worker.end(_EXIT_S)
+        watchdog.send(Stop())
+        worker.end(_EXIT_S)
+        return None
+
+    def _rest(self, watchdog: Watchdog) -> None:
+        """Wait for work while listening to the worker."""
+        until = time.monotonic() + _REST_S
+        while time.monotonic() < until and not self.wake.wait(_LOOK_S):
+            while watchdog.receive(0) is not None:
+                pass
+
+    def _work(self, watchdog: Watchdog, job: Job) -> bool:
+        """See one job to its end, whatever happens; False when the worker must be replaced."""
+        self.state = SlotState.BUSY
+        watchdog.job_begins()
+        try:
+            return self._watch(watchdog, job)
+        except Exception as error:
+            self.ledger.lost(job, str(error) if isinstance(error, WorkerLost) else "internal error")
+            raise
+        finally:
+            watchdog.job_ended()
+            self.job, self.state = None, SlotState.IDLE
+
+    def _watch(self, watchdog: Watchdog, job: Job) -> bool:
+        folder = self.ledger.folder
+        inputs, attempt = folder.job(job.id) / "inputs", folder.attempt(job)
+        watchdog.send(Run(job.id, job.attempts, job.request, str(inputs), str(attempt)))
+        if self.ledger.is_cancel_requested(job):  # between the claim and `self.job`
+            self._cancel_wanted.set()
+        cancel_by: float | None = None
+        while True:
+            if cancel_by is None and self._cancel_wanted.is_set():
+                watchdog.send(Cancel(job.id))
+                cancel_by = time.monotonic() + self.rules.cancel_s
+            if self.hurry.is_set():
+                watchdog.worker.end()
+                self.ledger.give_back(job)
+                return False
+            if cancel_by is not None and time.monotonic() > cancel_by:
+                watchdog.worker.end()
+                self.ledger.settle(job, Outcome(State.CANCELLED))
+                return False
+            message = watchdog.receive(_LOOK_S)
+            if self._is_about(message, job) and not isinstance(message, Progress):
+                return self._ended(job, message)
+
+    def _is_about(self, message: Message | None, job: Job) -> bool:
+        """Show progress; a message about another job or attempt is late and means nothing."""
+        if message is None or isinstance(message, Beat):
+            return False
+        name = (getattr(message, "job_id", None), getattr(message, "attempt", None))
+        if name != (job.id, job.attempts):
+            return False
+        if isinstance(message, Progress):
+            step = Snapshot(message.stage, message.step, message.steps, message.seconds_left)
+            self.ledger.board.update(job.id, step)
+        return True
+
+    def _ended(self, job: Job, message: Message | None) -> bool:
+        if isinstance(message, Done):
+            done = Outcome(State.COMPLETED, stats=message.stats, files=message.files)
+            self.ledger.settle(job, done)
+            return True
+        if isinstance(message, Failed):
+            self.ledger.settle(job, Outcome(State.FAILED, message.code, message.message))
+            return not message.leaves
+        assert isinstance(message, Stopped)
+        self.ledger.settle(job, Outcome(State.CANCELLED))
+        return True

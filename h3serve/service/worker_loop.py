@@ -1,0 +1,156 @@
+"""The worker's side: load the model, run one job at a time, beat, obey, say why it died.
+
+Three threads: this one generates; a reader takes messages, so that Cancel is heard at once; a
+beater tells the server that the process still answers. A worker without its server ends itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import queue
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from h3serve.core.errors import Cancelled, H3Error
+from h3serve.service.channel import Channel, Closed
+from h3serve.service.engine import Engine
+from h3serve.service.failures import failure_of
+from h3serve.service.folder import write_result
+from h3serve.service.job import Json
+from h3serve.service.logs import start_logs
+from h3serve.service.messages import (
+    Beat,
+    Cancel,
+    Done,
+    Failed,
+    Load,
+    Loaded,
+    LoadFailed,
+    Progress,
+    Run,
+    Stop,
+    Stopped,
+)
+from h3serve.service.variants import NAMES, keep_files, write_variants
+
+log = logging.getLogger("h3serve.worker")
+_PR_SET_PDEATHSIG = 1
+
+
+def main(build: Callable[[Json], Engine]) -> None:
+    """Serve jobs over the inherited socket whose number is the first argument."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when a worker ends
+    start_logs()
+    Worker(Channel(socket.socket(fileno=int(sys.argv[1])))).serve(build)
+
+
+def die_with_parent() -> None:
+    """Linux ends this process when the thread that started it ends, however it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Worker:
+    """One engine behind one channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.todo: queue.SimpleQueue[Run | Stop] = queue.SimpleQueue()
+        self.stage, self.stepped_at = "load", time.monotonic()
+        self.cancelled: set[str] = set()
+
+    def serve(self, build: Callable[[Json], Engine]) -> None:
+        first = self.channel.receive()
+        assert isinstance(first, Load)
+        for target, argument in ((self._read, None), (self._beat, first.beat_s)):
+            threading.Thread(target=target, args=(argument,), daemon=True).start()
+        engine = self._load(build, first.settings)
+        while engine is not None and isinstance(task := self.todo.get(), Run):
+            if not self._run(engine, task):
+                return
+            gc.collect()
+
+    def _load(self, build: Callable[[Json], Engine], settings: Json) -> Engine | None:
+        try:
+            engine = build(settings)
+        except Exception as error:
+            known = isinstance(error, H3Error)
+            log.error("the model cannot be loaded", exc_info=not known)
+            words = str(error) if known else f"{type(error).__name__}: {error}"
+            self.channel.send(LoadFailed(words))
+            return None
+        self.stage = ""
+        self.channel.send(Loaded(list(engine.tasks), engine.load_stats))
+        return engine
+
+    def _run(self, engine: Engine, run: Run) -> bool:
+        """Do one job and report how it ended; False when this worker should be replaced."""
+        name = (run.job_id, run.attempt)
+        try:
+            self.channel.send(Done(*name, *self._generate(engine, run)))
+            return True
+        except Closed:
+            raise
+        except Cancelled:
+            self.channel.send(Stopped(*name))
+            return True
+        except Exception as error:
+            failure = failure_of(error, self.stage)
+            log.error("job failed", extra={"job": run.job_id}, exc_info=failure.leaves)
+            self.channel.send(Failed(*name, failure.code, failure.message, failure.leaves))
+            return not failure.leaves
+        finally:
+            self.stage = ""
+            self.cancelled.discard(run.job_id)
+
+    def _generate(self, engine: Engine, run: Run) -> tuple[Json, Json]:
+        def on_progress(stage: str, step: int, steps: int, seconds_left: float | None) -> None:
+            self.stage, self.stepped_at = stage, time.monotonic()
+            if run.job_id in self.cancelled:
+                raise Cancelled("the job was cancelled")
+            message = Progress(run.job_id, run.attempt, stage, step, steps, seconds_left)
+            self.channel.send(message)
+
+        folder = Path(run.attempt_folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        on_progress("start", 0, 1, None)
+        video = folder / NAMES["video"]
+        stats = engine.generate(run.request, inputs=Path(run.inputs), output=video, on_progress=on_progress)
+        on_progress("save", 0, 1, None)
+        try:
+            write_variants(video)
+        except Exception:  # a film is not thrown away for want of its thumbnail
+            log.exception("no sound or thumbnail", extra={"job": run.job_id})
+        files = keep_files(folder)
+        write_result(folder, {"stats": stats, "files": files})
+        return stats, files
+
+    def _read(self, _: None) -> None:
+        try:
+            while True:
+                message = self.channel.receive()
+                if isinstance(message, Cancel):
+                    self.cancelled.add(message.job_id)
+                elif isinstance(message, Run | Stop):
+                    self.todo.put(message)
+        except Closed:
+            os._exit(1)  # nobody is left to work for
+
+    def _beat(self, every_s: float) -> None:
+        try:
+            while True:
+                self.channel.send(Beat(self.stage, time.monotonic() - self.stepped_at))
+                time.sleep(every_s)
+        except Closed:
+            os._exit(1)

@@ -1,0 +1,92 @@
+"""A worker with a fake model: real messages, real files, no network weights.
+
+The first words of a prompt say what happens: `die`, `die once`, `hang`, `stop beating`, `oom`,
+`wrong`, `break`, `full`, `slow N` (seconds per step). The model's name says how loading goes.
+"""
+
+import errno
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+
+from h3serve.core.errors import CheckpointError, RequestError
+from h3serve.media.writer import mp4_writer
+from h3serve.service.engine import OnProgress
+from h3serve.service.job import Json
+from h3serve.service.worker_loop import main
+
+STEPS = 4
+SIDE, FRAMES = 64, 12
+
+
+class FakeEngine:
+    def __init__(self, settings: Json) -> None:
+        self.partition = settings["partition"]
+        self.tasks = ("ref2va",) if self.partition == "ref2va" else ("t2va", "fl2va")
+        self.load_stats = {"seconds": 0.01, "memory_peaks": {"host": 1000.0}}
+
+    def generate(self, request: Json, *, inputs: Path, output: Path, on_progress: OnProgress) -> Json:
+        prompt = str(request.get("prompt", ""))
+        given = [(inputs / c["uri"]).read_bytes() for c in request.get("conditions", ())]
+        started = time.monotonic()
+        for step in range(STEPS):
+            on_progress("denoise", step, STEPS, 0.1 * (STEPS - step))
+            if step == 1:
+                misbehave(prompt, output)
+            if prompt.startswith("slow"):
+                time.sleep(float(prompt.split()[1]))
+        on_progress("decode", 0, 1, None)
+        write(output, int(request.get("seed", 0)) + sum(map(len, given)))
+        seconds = {"denoise": time.monotonic() - started}
+        return {"seconds": seconds, "steps_per_second": 4.0, "memory_peaks": {"host": 2000.0}}
+
+
+def misbehave(prompt: str, output: Path) -> None:
+    (output.parent / "half.partial").write_text("half")
+    if prompt.startswith("die once") and output.parent.name != "attempt-1":
+        return
+    if prompt.startswith("die"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if prompt.startswith("hang"):
+        time.sleep(600)
+    if prompt.startswith("stop beating"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if prompt.startswith("oom"):
+        raise MemoryError
+    if prompt.startswith("wrong"):
+        raise RequestError("prompt", "wrong", "anything else")
+    if prompt.startswith("break"):
+        raise ValueError(f"a secret path {output}")
+    if prompt.startswith("full"):
+        raise OSError(errno.ENOSPC, "No space left on device", str(output))
+    (output.parent / "half.partial").unlink()
+
+
+def write(output: Path, seed: int) -> None:
+    """A small film that depends on the seed alone."""
+    noise = np.random.default_rng(seed)
+    frames = noise.integers(0, 255, (FRAMES, SIDE, SIDE, 3), dtype=np.uint8)
+    wave = noise.uniform(-0.1, 0.1, (2, FRAMES * 32000 // 24)).astype(np.float32)
+    with mp4_writer(output, width=SIDE, height=SIDE, num_frames=FRAMES, preset="ultrafast") as film:
+        film.write_audio(wave)
+        film.write_frames(frames)
+
+
+def build(settings: Json) -> FakeEngine:
+    how = str(settings["model"])
+    if how == "missing":
+        raise CheckpointError("the model folder /srv/models/missing has no model_index.json")
+    if how == "load dies":
+        os._exit(3)
+    if how == "load breaks":
+        raise KeyError("transformer")
+    if how == "load slow":
+        time.sleep(600)
+    return FakeEngine(settings)
+
+
+if __name__ == "__main__":
+    main(build)

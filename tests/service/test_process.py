@@ -1,0 +1,70 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from h3serve.service.messages import Load, Loaded
+from h3serve.service.process import WorkerProcess, explain_exit
+
+FAKE = (sys.executable, "-m", "tests.service.fake_worker")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (3, "exited with code 3"),
+        (-signal.SIGKILL, "killed (SIGKILL)"),
+        (-signal.SIGBUS, "/dev/shm"),
+        (-signal.SIGSEGV, "SIGSEGV"),
+    ],
+)
+def test_exits_in_words(code: int, words: str) -> None:
+    assert words in explain_exit(code)
+    assert "host memory ran out" in explain_exit(code, killed_for_memory=True)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_worker_is_ended_with_its_group() -> None:
+    worker = WorkerProcess(Load({"model": "fake", "partition": "fl2va"}), FAKE)
+    while not isinstance(worker.channel.receive(20), Loaded):
+        pass
+    assert os.getpgid(worker.pid) == worker.pid
+    assert "SIGKILL" in worker.end()
+    assert not is_alive(worker.pid)
+    assert "SIGKILL" in worker.end()  # asking again changes nothing
+
+
+PARENT = """
+import sys, time
+from h3serve.service.messages import Load
+from h3serve.service.process import WorkerProcess
+from tests.service.test_process import FAKE
+worker = WorkerProcess(Load({"model": "load slow", "partition": "fl2va"}), FAKE)
+worker.channel.receive(20)
+print(worker.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_worker_dies_with_its_server() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert is_alive(pid)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 5
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_alive(pid)

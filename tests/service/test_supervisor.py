@@ -1,0 +1,209 @@
+"""Real worker processes with a fake model, watched by the real supervisor."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from h3serve.service.folder import DataFolder
+from h3serve.service.job import Job
+from h3serve.service.ledger import Ledger
+from h3serve.service.metrics import Metrics
+from h3serve.service.moves import State
+from h3serve.service.settings import ServiceSettings, WorkerRules
+from h3serve.service.store import JobStore
+from h3serve.service.supervisor import Supervisor
+from tests.service.make import put
+
+FAKE = (sys.executable, "-m", "tests.service.fake_worker")
+RULES = WorkerRules(beat_s=0.1, silent_s=1.0, stalled_s=1.0, cancel_s=5, restart_s=0.01, restart_max_s=0.1)
+Make = Callable[..., "Service"]
+
+
+class Service:
+    """A supervisor with its store, for one test."""
+
+    def __init__(self, folder: DataFolder, store: JobStore, model: str, **more: Any) -> None:
+        self.folder, self.store, self.fatal = folder, store, list[str]()
+        settings = ServiceSettings(model, worker=more.pop("rules", RULES), **more)
+        self.ledger = Ledger(store, folder, Metrics())
+        self.supervisor = Supervisor(settings, self.ledger, on_fatal=self.fatal.append, command=FAKE)
+        self.supervisor.start()
+
+    def submit(self, prompt: str, **request: Any) -> Job:
+        job = put(self.store, request={"prompt": prompt, **request})
+        self.folder.accept(job.id)
+        self.supervisor.wake()
+        return job
+
+    def wait(self, job: Job, *states: State, seconds: float = 20) -> Job:
+        wanted = states or (State.COMPLETED, State.FAILED, State.CANCELLED)
+        row = until(lambda: (r := self.store.get(job.id)) and r.state in wanted and r, seconds)
+        assert isinstance(row, Job)
+        return row
+
+    def files(self, job: Job) -> list[str]:
+        root = self.folder.job(job.id)
+        return sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file())
+
+
+def until(look: Callable[[], Any], seconds: float = 20) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (seen := look()):
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.01)
+    return seen
+
+
+@pytest.fixture
+def make(folder: DataFolder, store: JobStore) -> Iterator[Make]:
+    made: list[Service] = []
+
+    def service(model: str = "fake", **more: Any) -> Service:
+        made.append(Service(folder, store, model, **more))
+        return made[-1]
+
+    yield service
+    for each in made:
+        each.supervisor.hurry()
+
+
+ATTEMPT = ["audio.m4a", "result.json", "thumbnail.jpg", "video.mp4"]
+
+
+def test_a_job_runs_to_completion(make: Make) -> None:
+    service = make()
+    row = service.wait(service.submit("a lion", seed=1))
+    assert row.state is State.COMPLETED and row.attempts == 1 and row.error is None
+    assert service.files(row) == [f"attempt-1/{name}" for name in ATTEMPT]
+    assert row.files is not None and set(row.files) == {"video", "audio", "thumbnail"}
+    assert row.bytes == sum(f["bytes"] for f in row.files.values())
+    assert row.stats is not None and row.stats["seconds"]["denoise"] >= 0
+    text = service.ledger.metrics.text().decode()
+    assert 'h3serve_jobs_total{state="completed",task="t2va"} 1.0' in text
+    assert 'h3serve_memory_peak_bytes{kind="host",phase="run"} 2000.0' in text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code", "words", "restarts"),
+    [
+        ("wrong", "invalid_request", "prompt: 'wrong' is not usable", 0),
+        ("full", "disk_full", "disk is full", 0),
+        ("oom", "out_of_memory", "out of memory during denoise", 1),
+        ("break", "internal", "internal error during denoise (ValueError)", 1),
+        ("die", "worker_lost", "was killed", 2),
+        ("hang", "worker_lost", "made no progress in denoise", 2),
+        ("stop beating", "worker_lost", "did not answer for 1 s", 2),
+    ],
+)
+def test_a_bad_job_fails_in_words_and_the_next_is_unaffected(
+    make: Make, prompt: str, code: str, words: str, restarts: int
+) -> None:
+    service = make()
+    bad, good = service.submit(prompt), service.submit("a lion")
+    row = service.wait(bad)
+    assert row.state is State.FAILED and row.error_code == code
+    assert row.error is not None and words in row.error and str(service.folder.root) not in row.error
+    assert service.wait(good).state is State.COMPLETED
+    assert service.files(bad) == []
+    assert service.supervisor.slots[0].restarts == restarts
+
+
+def test_a_lost_job_is_retried_with_the_same_result(make: Make) -> None:
+    service = make()
+    undisturbed = service.wait(service.submit("a lion", seed=9))
+    retried = service.wait(service.submit("die once", seed=9))
+    assert retried.state is State.COMPLETED and retried.attempts == 2
+    assert undisturbed.files is not None and retried.files is not None
+    assert retried.files["video"]["sha256"] == undisturbed.files["video"]["sha256"]
+    assert service.files(retried) == [f"attempt-2/{name}" for name in ATTEMPT]
+
+
+def test_cancel_takes_effect_within_a_step_and_keeps_the_worker(make: Make) -> None:
+    service = make()
+    job = service.submit("slow 0.3")
+    until(lambda: service.ledger.board.get(job.id))
+    began = time.monotonic()
+    service.store.request_cancel(job.id)
+    service.supervisor.cancel(job.id)
+    assert service.wait(job).state is State.CANCELLED
+    assert time.monotonic() - began < 0.9
+    assert service.files(job) == []
+    assert service.wait(service.submit("a lion")).state is State.COMPLETED
+    assert service.supervisor.slots[0].restarts == 0
+
+
+def test_a_job_that_does_not_stop_loses_its_worker_but_is_cancelled(make: Make) -> None:
+    service = make(rules=WorkerRules(beat_s=0.1, cancel_s=0.3, restart_s=0.01))
+    job = service.submit("hang")
+    until(lambda: service.ledger.board.get(job.id))
+    service.store.request_cancel(job.id)
+    service.supervisor.cancel(job.id)
+    assert service.wait(job).state is State.CANCELLED
+    assert service.wait(service.submit("a lion")).state is State.COMPLETED
+
+
+def test_delete_while_running_leaves_nothing(make: Make) -> None:
+    service = make()
+    job = service.submit("slow 0.2")
+    until(lambda: service.ledger.board.get(job.id))
+    service.store.delete(job.id)
+    service.supervisor.cancel(job.id)
+    until(lambda: service.store.row(job.id) is None)
+    until(lambda: not service.folder.job(job.id).exists())
+
+
+def test_drain_finishes_the_running_job_and_takes_no_other(make: Make) -> None:
+    service = make()
+    job, later = service.submit("slow 0.1"), service.submit("a lion")
+    service.wait(job, State.IN_PROGRESS)
+    service.supervisor.drain(20)
+    assert service.wait(job).state is State.COMPLETED
+    assert service.wait(later, State.QUEUED).attempts == 0
+    assert service.supervisor.states()["stopped"] == 1
+
+
+def test_a_drain_that_takes_too_long_gives_the_job_back(make: Make) -> None:
+    service = make()
+    job = service.submit("hang")
+    service.wait(job, State.IN_PROGRESS)
+    service.supervisor.drain(0.1)
+    row = service.wait(job, State.QUEUED)
+    assert row.attempts == 0 and service.files(job) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("missing", "has no model_index.json"),
+        ("load dies", "exited with code 3"),
+        ("load breaks", "KeyError: 'transformer'"),
+    ],
+)
+def test_a_first_load_that_fails_says_why_and_ends(make: Make, model: str, words: str) -> None:
+    service = make(model)
+    until(lambda: service.fatal)
+    assert words in service.fatal[0]
+    service.supervisor.slots[0].join(5)
+    assert not service.supervisor.slots[0].is_alive()
+
+
+def test_a_second_partition_has_its_own_worker(make: Make) -> None:
+    service = make(partitions=("fl2va", "ref2va"))
+    assert service.supervisor.tasks == ("t2va", "fl2va", "ref2va")
+    job = put(service.store, task="ref2va", request={"prompt": "x"})
+    service.supervisor.wake()
+    assert service.wait(job).state is State.COMPLETED
+    until(lambda: service.supervisor.is_ready)
+
+
+def test_progress_of_a_late_message_is_not_shown(make: Make, tmp_path: Path) -> None:
+    service = make()
+    job = service.submit("slow 0.1")
+    snapshot = until(lambda: service.ledger.board.get(job.id))
+    assert snapshot.steps in (1, 4)
+    service.wait(job)
+    until(lambda: service.ledger.board.get(job.id) is None)
