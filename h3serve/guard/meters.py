@@ -1,0 +1,77 @@
+"""What a case cost: peaks of device memory and seconds, measured on CUDA and nowhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+DENOISE = "denoise"
+
+
+class Meters(BaseModel):
+    """Peaks in bytes (of allocated device memory), times in seconds; steps are of the denoise loop."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    load_peak_bytes: int
+    runtime_peak_bytes: int
+    total_seconds: float
+    stage_seconds: dict[str, float]
+    step_seconds: list[float]
+
+
+@dataclass
+class StepClock:
+    """An `on_progress` callback that times every evaluation to the end of its device work."""
+
+    ends: list[float] = field(default_factory=list)
+
+    def __call__(self, progress: Any) -> None:
+        if progress.stage != DENOISE:
+            return
+        torch.cuda.synchronize()
+        self.ends.append(time.perf_counter())
+
+    @property
+    def seconds(self) -> list[float]:
+        """Seconds of each evaluation; the first report is the start of the loop."""
+        return [round(after - before, 5) for before, after in zip(self.ends, self.ends[1:], strict=False)]
+
+
+def begin_load() -> None:
+    """Starts measuring the load peak."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+
+
+def load_peak() -> int:
+    """Peak bytes since `begin_load`."""
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
+def read_meters(stats: Mapping[str, Any], steps: list[float], load_peak_bytes: int) -> Meters:
+    """Meters of one generation, from its `stats` (seconds and peak bytes per stage)."""
+    return Meters(
+        load_peak_bytes=load_peak_bytes,
+        runtime_peak_bytes=max(stats["peak_bytes"].values()),
+        total_seconds=stats["total_seconds"],
+        stage_seconds=dict(stats["seconds"]),
+        step_seconds=steps,
+    )
+
+
+def platform_name(gpus: int) -> str:
+    """The folder name of this hardware kind: "cpu", or the GPU's name, such as "nvidia-h200"."""
+    return slug(torch.cuda.get_device_name()) if gpus else "cpu"
+
+
+def slug(name: str) -> str:
+    """Lower case, with every run of other characters as one hyphen."""
+    kept = "".join(c if c.isalnum() else " " for c in name.lower())
+    return "-".join(kept.split())
