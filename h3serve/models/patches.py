@@ -5,18 +5,24 @@ Stands in for the image and video processors of transformers, whose video half n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 from torch.nn import functional as F
 
 from h3serve.core.encoder_tokens import (
+    CLIP_PIXELS,
     FRAMES_PER_BLOCK,
+    PICTURE_PIXELS,
     SAMPLE_STEP,
     SQUARE,
     Size,
     clip_size,
     picture_size,
 )
+from h3serve.core.errors import CheckpointError
 
 PATCH = 16
 MERGE = SQUARE // PATCH
@@ -88,3 +94,39 @@ def _cut(frames: torch.Tensor) -> torch.Tensor:
     # -> pair, square down, square across, patch down, patch across, channel, frame, y, x
     patches = cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).flatten(5).flatten(0, 4)
     return patches.float().sub_(MIDDLE).div_(MIDDLE)
+
+
+# What the release's processor settings say, or leave at their defaults; a file may omit any of it.
+_SETTINGS: dict[str, Any] = {
+    "patch_size": PATCH,
+    "temporal_patch_size": FRAMES_PER_BLOCK,
+    "merge_size": MERGE,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "rescale_factor": 1 / 255,
+    "resample": 3,  # bicubic
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+}
+
+
+def check_processor(picture: Mapping[str, Any], clip: Mapping[str, Any]) -> None:
+    """Raises CheckpointError if a checkpoint's processor settings ask for other patches than these.
+
+    `picture` and `clip` are the parsed `preprocessor_config.json` and
+    `video_preprocessor_config.json`. Guards the traps of 7.4 and 7.5: a smaller default picture
+    area, and a cap per frame.
+    """
+    for file, given, (smallest, largest) in (
+        ("preprocessor_config.json", picture, PICTURE_PIXELS),
+        ("video_preprocessor_config.json", clip, CLIP_PIXELS),
+    ):
+        size = {"shortest_edge": smallest, "longest_edge": largest}
+        limits = {"size": size, "min_pixels": smallest, "max_pixels": largest}
+        for field, ours in (_SETTINGS | limits | {"cap_pixels_per_frame": False}).items():
+            value = given.get(field)
+            if value is not None and value != ours:
+                raise CheckpointError(f"{file}: {field} is {value!r}, only {ours!r} is implemented")
+    assert picture_grid(1344, 768) == (1, 48, 84)
+    assert clip_grid(11, 1344, 768) == (6, 48, 84)

@@ -24,6 +24,14 @@ LAYERS = 50
 TEXT, IMAGE, VIDEO = 0, 1, 2  # token types
 
 _FILE = "text_encoder/config.json"
+_FIELDS = (
+    "text_config",
+    "vision_config",
+    "image_token_id",
+    "video_token_id",
+    "vision_start_token_id",
+    "vision_end_token_id",
+)
 _LANGUAGE = "model.language_model"
 _VISUAL = "model.visual"
 _LAYER_NAMES = (
@@ -50,6 +58,9 @@ class TextEncoderConfig:
         if values.get("model_type") != "qwen3_vl":
             kind = values.get("model_type")
             raise CheckpointError(f"{_FILE}: model_type is {kind!r}, not 'qwen3_vl'")
+        for field in _FIELDS:
+            if field not in values:
+                raise CheckpointError(f"{_FILE}: {field} is missing")
         config = cls(copy.deepcopy(dict(values)))
         if config.num_layers < LAYERS:
             raise CheckpointError(f"{_FILE}: {config.num_layers} decoder layers, at least {LAYERS} are needed")
@@ -64,6 +75,11 @@ class TextEncoderConfig:
     def width(self) -> int:
         """Features of one encoded token."""
         return self.values["text_config"]["hidden_size"]
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding table."""
+        return self.values["text_config"]["vocab_size"]
 
     @property
     def merge(self) -> int:

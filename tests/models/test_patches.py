@@ -36,14 +36,14 @@ def test_picture_equals_the_processor(processor, size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("size", [(64, 96), (100, 70), (33, 500)])
-def test_resized_picture_is_near_the_processor(processor, size: tuple[int, int]) -> None:
-    """Pillow rounds its bicubic filter a little differently: one step of 255 on smooth pictures."""
-    ramp = np.linspace(0, 255, size[0] * size[1]).reshape(*size, 1).repeat(3, axis=2)
-    pixels = ramp.astype(np.uint8)
+def test_enlarged_picture_is_near_the_processor(processor, size: tuple[int, int]) -> None:
+    """Pillow rounds the same filter a little differently: seldom, and by two steps of 255 at most."""
+    pixels = noise(*size, 3)
     expected = processor(images=[pixels], return_tensors="pt")
     patches, grid = picture_patches(pixels)
     assert [list(grid)] == expected["image_grid_thw"].tolist()
-    assert (patches - expected["pixel_values"]).abs().max() <= 2.01 / 127.5
+    difference = (patches - expected["pixel_values"]).abs() * 127.5
+    assert difference.max() < 2.01 and (difference > 0.01).float().mean() < 0.02
 
 
 def test_a_patch_holds_its_own_pixels_twice() -> None:
