@@ -1,13 +1,14 @@
 """Video VAE decoder: a non-causal ViT from a window of latents to pixels (spec/vae_video.md 5.4,
 5.5).
 
-The matrices of the blocks may be float16 (`VideoVAE.half_decoder`); the residual stream, the norms,
+The matrices of the blocks may be float16 (`param_dtype` of video_vae_names.py); the residual stream, the norms,
 the embedding and the output projection stay float32.
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -18,27 +19,24 @@ from h3serve.models.video_vae_config import VideoVAEConfig
 Rope = tuple[torch.Tensor, torch.Tensor]
 
 
+@lru_cache(maxsize=16)
 def rope_table(
-    size: tuple[int, int, int],
-    suffix: int,
-    *,
-    config: VideoVAEConfig,
-    like: torch.Tensor,
+    size: tuple[int, int, int], suffix: int, *, config: VideoVAEConfig, dtype: torch.dtype, device: torch.device
 ) -> Rope:
-    """cos and sin `[N, rotated/2]` of the tokens of a tile of `size` (t, h, w) and of `suffix`
+    """cos and sin `[N, rotated/2]` of the tokens of a tile of `size` (t, h, w), and of `suffix`
     tokens at the origin.
 
     Coordinates run over (-1, 1) along each axis of this very tile. They and their multiple of 2 pi
-    are rounded to the dtype of `like`; the frequencies and the angles are float32 (spec 5.5).
+    are rounded to `dtype`; the frequencies and the angles are float32 (spec 5.5).
     """
     per_axis = config.rotated_dim // 6
-    exponents = torch.arange(per_axis, dtype=torch.float32) / per_axis
-    frequencies = (1.0 / config.rope_theta**exponents).to(like.device)
-    axes = [2.0 * (torch.arange(n, dtype=like.dtype, device=like.device).add(0.5) / n) - 1.0 for n in size]
+    exponents = torch.arange(per_axis, dtype=torch.float32, device="cpu") / per_axis
+    frequencies = (1.0 / config.rope_theta**exponents).to(device)
+    axes = [2.0 * (torch.arange(n, dtype=dtype, device=device).add(0.5) / n) - 1.0 for n in size]
     grid = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 2)
     grid = torch.cat([grid, grid.new_zeros(suffix, 3)])
     angles = ((2.0 * math.pi * grid)[:, :, None] * frequencies).flatten(1)
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(x: torch.Tensor, rope: Rope) -> torch.Tensor:
@@ -122,7 +120,8 @@ class VideoDecoder(nn.Module):
     def forward(self, latents: torch.Tensor) -> torch.Tensor:
         size = (latents.shape[2], latents.shape[3], latents.shape[4])
         tokens = self._tokens(latents)
-        rope = rope_table(size, self.config.registers + 1, config=self.config, like=latents)
+        suffix = self.config.registers + 1
+        rope = rope_table(size, suffix, config=self.config, dtype=latents.dtype, device=latents.device)
         for block in self.transformer_blocks:
             tokens = block(tokens, rope)
         patches = self.proj_out(self.norm_out(tokens))[:, : math.prod(size)]

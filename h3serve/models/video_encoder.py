@@ -14,8 +14,26 @@ from torch import nn
 
 from h3serve.models.video_vae_config import VideoVAEConfig
 
+HALF_EXPONENT = 4  # float16 operands lie within 2**4, in the middle of the range
 
-class CausalConv3d(nn.Conv3d):
+
+class Conv3d(nn.Conv3d):
+    """Convolution of float32 to float32; the operands have the dtype of the weight.
+
+    In float16 `x` is first scaled by a power of two, so that no value is out of range: 10 bits of mantissa
+    are left of it, as many as in TF32.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.weight.dtype == torch.float32:
+            return super().forward(x)
+        exponent = torch.frexp(x.abs().amax()).exponent - HALF_EXPONENT
+        operand = torch.ldexp(x, -exponent).to(self.weight.dtype)
+        result = F.conv3d(operand, self.weight, None, self.stride).float()
+        return torch.ldexp(result, exponent) + self.get_parameter("bias").view(-1, 1, 1, 1)
+
+
+class CausalConv3d(Conv3d):
     """3x3x3 convolution that sees this frame and the two before it.
 
     In front of the first frame are zeros (not copies of it). In space `pad` = (left, right, top,
@@ -60,7 +78,7 @@ class ResBlock(nn.Module):
         self.norm2 = FrameGroupNorm(config.norm_groups, out_channels, config.norm_eps)
         self.conv2 = CausalConv3d(out_channels, out_channels)
         if in_channels != out_channels:
-            self.nin_shortcut = nn.Conv3d(in_channels, out_channels, 1)
+            self.nin_shortcut = Conv3d(in_channels, out_channels, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[B,C,D,H,W]` to `[B,C',D,H,W]`."""

@@ -8,17 +8,18 @@ fades over from the one before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from h3serve.core.errors import OutputError
-from h3serve.models.keymap import Entry, KeyMap, Layout, split_heads_interleaved, swap_halves
+from h3serve.models.keymap import KeyMap, Layout
 from h3serve.models.tiling import Axis, cross_fade, cut, split_axis, stitch
 from h3serve.models.video_decoder import VideoDecoder
 from h3serve.models.video_encoder import VideoEncoder
 from h3serve.models.video_vae_config import VideoVAEConfig
+from h3serve.models.video_vae_names import diffusers_entry, original_entry, param_dtype
 
 PIXEL_MEAN = (0.485, 0.456, 0.406)  # ImageNet, on [0, 1]
 PIXEL_STD = (0.229, 0.224, 0.225)
@@ -34,10 +35,10 @@ class Moments(NamedTuple):
 
 
 class VideoVAE(nn.Module):
-    """Both directions of the video VAE. Weights are float32; see `half_decoder` for CUDA.
+    """Both directions of the video VAE, in the dtypes of its weights: see `param_dtype`.
 
-    `tile_batch` tiles go through the decoder at once, `encode_tile_batch` through the encoder:
-    memory against speed, equal to rounding.
+    `tile_batch` tiles go through the decoder at once, `encode_tile_batch` tiles of 17 frames
+    through the encoder: memory against speed, equal to rounding (`fit_tiles`).
     """
 
     def __init__(self, config: VideoVAEConfig) -> None:
@@ -49,18 +50,6 @@ class VideoVAE(nn.Module):
         self.quant_conv = nn.Conv3d(2 * config.latent_channels, 2 * config.latent_channels, 1)
         self.post_quant_conv = nn.Conv3d(config.latent_channels, config.latent_channels, 1)
         self.decoder = VideoDecoder(config)
-
-    def half_decoder(self) -> VideoVAE:
-        """Round the matrices that the release runs in float16 (spec 5.5), in place; returns self.
-
-        The same numbers as float32 weights under float16 autocast, at half the memory and without a
-        cast per call.
-        """
-        self.post_quant_conv.half()
-        for block in self.decoder.transformer_blocks:
-            block.attn.half()
-            block.ff.half()
-        return self
 
     @torch.no_grad()
     def encode(self, pixels: torch.Tensor) -> Moments:
@@ -97,7 +86,8 @@ class VideoVAE(nn.Module):
 
         `latents` are float32 `[1,24,T,h,w]`. 17 frames per window and the last 5 at the end, in all
         17n+5 for T = 5n+2. Any other T from 3 up is filled by repeating the last latent and its
-        frames are cut. OutputError for NaN or Inf.
+        frames are cut. NaN and Inf both come out as NaN; nothing here waits for the device, so
+        the caller checks.
         """
         mean, std = self._latent_statistics(latents.device)
         latents = latents * std + mean
@@ -133,7 +123,8 @@ class VideoVAE(nn.Module):
     def _encode_chunk(self, pixels: torch.Tensor) -> torch.Tensor:
         rows, columns = self._tiles(pixels.shape[-2], pixels.shape[-1])
         tiles = cut(pixels.to(self.quant_conv.weight.device), rows, columns)
-        moments = _in_batches(self._encode_tile, tiles, self.encode_tile_batch)
+        batch = self.encode_tile_batch * self.config.clip_length // pixels.shape[2]
+        moments = _in_batches(self._encode_tile, tiles, batch)
         unit = self.config.space_ratio
         return stitch(moments, rows.per(unit), columns.per(unit))
 
@@ -164,18 +155,23 @@ class VideoVAE(nn.Module):
         return rows, columns
 
     def _frames(self, raw: torch.Tensor) -> torch.Tensor:
-        """`[1,3,F,H,W]` around zero to `[F,H,W,3]` in [0, 1]."""
-        frames = raw[0].permute(1, 2, 3, 0) * raw.new_tensor(PIXEL_STD)
-        frames += raw.new_tensor(PIXEL_MEAN)
-        if not frames.isfinite().all():  # clamping would hide Inf
-            raise OutputError("the video decoder returned NaN or Inf")
-        return frames.clamp_(0.0, 1.0)
+        """`[1,3,F,H,W]` around zero to `[F,H,W,3]` in [0, 1]; NaN for what is not finite."""
+        frames = raw[0].permute(1, 2, 3, 0) * constant(PIXEL_STD, raw.device)
+        frames += constant(PIXEL_MEAN, raw.device)
+        return frames.clamp(0.0, 1.0).add_(frames.mul_(0.0))  # 0 * Inf is NaN: clamping alone would hide it
 
     def _latent_statistics(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        # Not buffers: a module that is built on the meta device would lose them.
-        values = torch.tensor([self.config.latents_mean, self.config.latents_std], device=device)
-        mean, std = values.view(2, 1, -1, 1, 1, 1)
-        return mean, std
+        mean, std = (constant(v, device) for v in (self.config.latents_mean, self.config.latents_std))
+        return mean.view(1, -1, 1, 1, 1), std.view(1, -1, 1, 1, 1)
+
+
+@lru_cache(maxsize=32)
+def constant(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """float32 values on a device, kept there: to send them anew would wait for all queued work.
+
+    Not a buffer: a module that is built on the meta device would lose it.
+    """
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def _in_batches(network: Network, tiles: list[torch.Tensor], batch: int) -> list[torch.Tensor]:
@@ -189,7 +185,7 @@ def _in_batches(network: Network, tiles: list[torch.Tensor], batch: int) -> list
 def normalize_pixels(frames: torch.Tensor) -> torch.Tensor:
     """uint8 `[F,H,W,3]` to float32 `[1,3,F,H,W]` with ImageNet's mean and deviation (spec 5.1)."""
     pixels = frames.float() / 255.0
-    pixels = (pixels - pixels.new_tensor(PIXEL_MEAN)) / pixels.new_tensor(PIXEL_STD)
+    pixels = (pixels - constant(PIXEL_MEAN, pixels.device)) / constant(PIXEL_STD, pixels.device)
     return pixels.permute(3, 0, 1, 2)[None].contiguous()
 
 
@@ -198,45 +194,18 @@ def to_uint8(frames: torch.Tensor) -> torch.Tensor:
     return (frames.clamp(0.0, 1.0) * 255.0).to(torch.uint8).contiguous()
 
 
-# Ours (the original names) to diffusers', in this order; spec/checkpoint.md 1.8.
-_DIFFUSERS_NAMES = (
-    (".down.", ".down_blocks."),
-    (".block.", ".resnets."),
-    (".nin_shortcut.", ".conv_shortcut."),
-    (".downsample.", ".downsamplers.0."),
-    (".x_embedder.", ".proj_in."),
-    (".to_out.", ".to_out.0."),
-    (".ff.w1.", ".ff.net.0.proj."),
-    (".ff.w2.", ".ff.net.2."),
-)
-
-
 def key_map(config: VideoVAEConfig, layout: Layout) -> KeyMap:
-    """Where each tensor of `VideoVAE` is in a checkpoint (spec/checkpoint.md 1.8).
-
-    The original groups the rows of QKV by head and has a `decoder.mask_token` that only training
-    reads; diffusers splits QKV and stores [up; gate].
-    """
+    """Where each tensor of `VideoVAE` is in a checkpoint (spec/checkpoint.md 1.8)."""
     with torch.device("meta"):
         names = list(VideoVAE(config).state_dict())
     if layout == "original":
-        entries = tuple(_original_entry(name, config) for name in names)
-        return KeyMap(entries, unused=("decoder.mask_token",))
-    return KeyMap(tuple(_diffusers_entry(name) for name in names))
+        entries = tuple(original_entry(name, config) for name in names)
+        return KeyMap(entries, unused=("decoder.mask_token",))  # only training reads it
+    return KeyMap(tuple(diffusers_entry(name) for name in names))
 
 
-def _original_entry(name: str, config: VideoVAEConfig) -> Entry:
-    if ".to_qkv." in name:
-        return Entry(name, (name,), *split_heads_interleaved(config.heads, config.head_dim))
-    return Entry(name, (name,))
-
-
-def _diffusers_entry(name: str) -> Entry:
-    if ".to_qkv." in name:
-        return Entry(name, tuple(name.replace("to_qkv", part) for part in ("to_q", "to_k", "to_v")))
-    theirs = name
-    for our_part, their_part in _DIFFUSERS_NAMES:
-        theirs = theirs.replace(our_part, their_part)
-    if ".w1." in name:
-        return Entry(name, (theirs,), swap_halves, swap_halves)
-    return Entry(name, (theirs,))
+def to_compute_dtype(vae: VideoVAE, decoder_dtype: torch.dtype, encoder_dtype: torch.dtype = torch.float32) -> VideoVAE:
+    """Casts every parameter in place to its `param_dtype` and returns the same module."""
+    for name, parameter in vae.named_parameters():
+        parameter.data = parameter.data.to(param_dtype(name, decoder_dtype, encoder_dtype))
+    return vae

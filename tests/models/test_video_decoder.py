@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 from h3serve.models.video_decoder import Attention, FeedForward, VideoDecoder, rope_table, rotate
-from h3serve.models.video_vae import VideoVAE
+from h3serve.models.video_vae import VideoVAE, to_compute_dtype
 from tests.keymaps import fill
 from tests.models.tiny_video_vae import CONFIG, tiny
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +27,7 @@ def decoder() -> VideoDecoder:
 
 
 def test_rope_table_by_hand() -> None:
-    cos, sin = rope_table((7, 2, 3), 5, config=CONFIG, like=torch.zeros(1))
+    cos, sin = rope_table((7, 2, 3), 5, config=CONFIG, dtype=torch.float32, device=CPU)
     assert cos.shape == sin.shape == (7 * 2 * 3 + 5, 24)
     token = 4 * 6 + 1 * 3 + 2  # t=4, y=1, x=2: last axis fastest
     coordinates = [2 * (i + 0.5) / n - 1 for i, n in ((4, 7), (1, 2), (2, 3))]
@@ -36,12 +38,12 @@ def test_rope_table_by_hand() -> None:
 
 
 def test_rope_coordinates_are_rounded_to_half() -> None:
-    half = rope_table((7, 1, 1), 0, config=CONFIG, like=torch.zeros(1, dtype=torch.float16))
+    half = rope_table((7, 1, 1), 0, config=CONFIG, dtype=torch.float16, device=CPU)
     assert half[0].dtype == torch.float16
     coordinate = torch.tensor(1.5 / 7).half() * 2 - 1
     angle = (2 * math.pi * coordinate).half().float() * torch.tensor(100.0) ** -0.125
     assert half[1][1, 1] == angle.sin().half()
-    exact = rope_table((7, 1, 1), 0, config=CONFIG, like=torch.zeros(1))[1].half()
+    exact = rope_table((7, 1, 1), 0, config=CONFIG, dtype=torch.float32, device=CPU)[1].half()
     assert not torch.equal(half[1], exact)
 
 
@@ -60,7 +62,7 @@ def test_queries_and_keys_are_normalized_without_gain() -> None:
         f"{linear}.{part}" for linear in ("to_qkv", "to_out") for part in ("weight", "bias")
     }
     x = torch.randn(1, 5, CONFIG.width)
-    rope = rope_table((5, 1, 1), 0, config=CONFIG, like=x)
+    rope = rope_table((5, 1, 1), 0, config=CONFIG, dtype=torch.float32, device=CPU)
     before = attention(x, rope)
     attention.to_qkv.weight.data[: 2 * CONFIG.width] *= 7
     attention.to_qkv.bias.data[: 2 * CONFIG.width] *= 7
@@ -103,7 +105,7 @@ def test_patches_land_at_their_latent(decoder: VideoDecoder) -> None:
 
 @pytest.fixture(scope="module")
 def half_vae() -> VideoVAE:
-    return tiny().half_decoder()
+    return to_compute_dtype(tiny(), torch.float16)
 
 
 @torch.no_grad()

@@ -3,10 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from h3serve.models.video_encoder import CausalConv3d, Downsample, FrameGroupNorm, VideoEncoder
+from h3serve.models.video_vae import to_compute_dtype
 from tests.keymaps import fill
-from tests.models.tiny_video_vae import CONFIG
+from tests.models.tiny_video_vae import CONFIG, tiny
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +82,41 @@ def test_group_norm_is_per_frame() -> None:
     for i in range(3):
         alone = F.group_norm(video[:, :, i], 2, norm.weight, norm.bias)
         torch.testing.assert_close(together[:, :, i], alone)
+
+
+def as_tf32(x: torch.Tensor) -> torch.Tensor:
+    """Rounded to 10 bits of mantissa."""
+    return ((x.view(torch.int32) + (1 << 12)) & ~((1 << 13) - 1)).view(torch.float32)
+
+
+class Tf32Convolutions(TorchFunctionMode):
+    """What tensor cores make of float32 convolutions: rounded operands, float32 sums."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is F.conv3d:
+            args = (as_tf32(args[0]), as_tf32(args[1]), *args[2:])
+        return function(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def test_half_operands_are_as_near_as_tf32() -> None:
+    video = torch.randn(1, 3, 17, 64, 64)
+    vae = tiny()
+    exact = vae.encode(video).mean
+    with Tf32Convolutions():
+        tf32 = vae.encode(video).mean
+    half = to_compute_dtype(tiny(), torch.float32, torch.float16).encode(video).mean
+    tf32_error, half_error = ((m - exact).norm() / exact.norm() for m in (tf32, half))
+    assert 0 < half_error < 1.2 * tf32_error
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("factor", [1e-6, 1.0, 1e6])
+def test_half_operands_of_any_range(factor: float) -> None:
+    conv = CausalConv3d(3, 4)
+    torch.nn.init.zeros_(conv.bias)
+    x = factor * torch.randn(1, 3, 2, 8, 8)
+    exact = conv(x)
+    conv.weight.data = conv.weight.data.half()
+    assert conv(x).dtype == torch.float32
+    assert (conv(x) - exact).norm() / exact.norm() < 1e-3

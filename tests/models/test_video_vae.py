@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from h3serve.core.errors import OutputError
-from h3serve.models.video_vae import Moments, VideoVAE, key_map, normalize_pixels, to_uint8
+from h3serve.models.video_vae import Moments, VideoVAE, key_map, normalize_pixels, to_compute_dtype, to_uint8
+from h3serve.models.video_vae_memory import decode_tile_bytes, encode_tile_bytes, fit_tiles
 from tests import keymaps
 from tests.models.tiny_video_vae import CONFIG, tiny
 
@@ -126,12 +126,12 @@ def test_every_byte_survives() -> None:
     assert (error == 0).all()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_nan_is_an_error(vae: VideoVAE, value: float) -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_shows(vae: VideoVAE, value: float) -> None:
     raw = torch.zeros(1, 3, 1, 2, 2)
-    raw[0, 0, 0, 0, 0] = value
-    with pytest.raises(OutputError, match="NaN or Inf"):
-        vae._frames(raw)
+    raw[0, 1, 0, 0, 1] = value
+    bad = vae._frames(raw).isnan()
+    assert bad[0, 0, 1, 1] and bad.sum() == 1
 
 
 def test_odd_sizes_are_refused(vae: VideoVAE) -> None:
@@ -153,3 +153,40 @@ def test_original_qkv_rows_are_grouped_by_head(vae: VideoVAE) -> None:
     ours, file = vae.state_dict()[name], keymaps.dump(vae, key_map(CONFIG, "original"))[name]
     q, k, v = ours.view(3, 2, 64)
     assert torch.equal(file, torch.cat([q[0], k[0], v[0], q[1], k[1], v[1]]))
+
+
+def test_tiles_fit_the_memory(vae: VideoVAE) -> None:
+    released = dataclasses.replace(CONFIG, channels=(128, *CONFIG.channels[1:]), heads=32)
+    assert decode_tile_bytes(released) == 12 * 4 * 1792 * 2048
+    assert encode_tile_bytes(released) == 6 * 4 * 128 * 17 * 256 * 256
+    some = VideoVAE(CONFIG)
+    fit_tiles(some, 3 * encode_tile_bytes(CONFIG) + 1)
+    assert some.encode_tile_batch == 3
+    assert some.tile_batch == 3 * encode_tile_bytes(CONFIG) // decode_tile_bytes(CONFIG)
+    fit_tiles(some, 0)
+    assert (some.tile_batch, some.encode_tile_batch) == (1, 1)
+
+
+def test_pictures_batch_by_their_frames(vae: VideoVAE) -> None:
+    """A batch of 17-frame tiles is 17 times as many tiles of a picture."""
+    small = VideoVAE(dataclasses.replace(CONFIG, tile_size=32, tile_overlap=16))
+    batches = []
+    small.encoder.register_forward_hook(lambda module, inputs, output: batches.append(len(inputs[0])))
+    small.encode(torch.zeros(1, 3, 1, 80, 96))
+    assert batches == [17, 3]  # 4 x 5 tiles
+    batches.clear()
+    small.encode(torch.zeros(1, 3, 17, 48, 32))
+    assert batches == [1, 1]
+
+
+def test_original_names_of_half_precision() -> None:
+    """Which parameters each dtype reaches."""
+    with torch.device("meta"):
+        vae = to_compute_dtype(VideoVAE(CONFIG), torch.float16, torch.bfloat16)
+    dtypes = {name: parameter.dtype for name, parameter in vae.named_parameters()}
+    half = {name for name, dtype in dtypes.items() if dtype == torch.float16}
+    wanted = ("post_quant_conv", "attn.to_qkv", "attn.to_out", "ff.w1", "ff.w2")
+    assert half == {n for n in dtypes if n.rpartition(".")[0].endswith(wanted)}
+    convolutions = {name for name, dtype in dtypes.items() if dtype == torch.bfloat16}
+    wanted = ("conv1", "conv2", "nin_shortcut", "downsample.conv")
+    assert convolutions == {n for n in dtypes if ".down." in n and n.removesuffix(".weight").endswith(wanted)}

@@ -1,0 +1,77 @@
+"""The video VAE on CUDA: float16 decode, batches, and frames copied out while the next window decodes."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from h3serve.models.video_vae import VideoVAE, to_compute_dtype, to_uint8
+from h3serve.runtime.copy_out import to_host
+from tests.models.tiny_video_vae import tiny
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture
+def vae() -> VideoVAE:
+    torch.manual_seed(0)
+    return tiny()
+
+
+def test_copies_are_whole_and_in_order() -> None:
+    matrix = torch.randn(2048, 2048, device="cuda")
+
+    def results() -> Iterator[tuple[torch.Tensor]]:
+        for i in range(8):
+            for _ in range(20):
+                matrix @ matrix  # keeps the device busy
+            yield (torch.full((1 << 22,), i, device="cuda", dtype=torch.uint8),)
+
+    for i, (values,) in enumerate(to_host(results())):
+        assert values.device.type == "cpu" and (values == i).all()
+    assert i == 7
+
+
+def test_the_next_window_is_queued_before_a_result_is_handed_out() -> None:
+    made = []
+
+    def results() -> Iterator[tuple[torch.Tensor]]:
+        for i in range(3):
+            made.append(i)
+            yield (torch.full((1,), i, device="cuda"),)
+
+    seen = [(int(values), len(made)) for (values,) in to_host(results())]
+    assert seen == [(0, 2), (1, 3), (2, 3)]
+
+
+def test_decode_does_not_wait_for_the_device(vae: VideoVAE) -> None:
+    vae = to_compute_dtype(vae.cuda(), torch.float16)
+    latents = torch.randn(1, 24, 12, 2, 2, device="cuda")
+    vae.decode_all(latents)  # constants are made once
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        frames = [to_uint8(chunk) for chunk in vae.decode(latents)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [len(chunk) for chunk in frames] == [17, 17, 5]
+
+
+def test_float16_decode_is_near_float32(vae: VideoVAE) -> None:
+    latents = torch.randn(1, 24, 7, 18, 20)
+    expected = vae.decode_all(latents)
+    vae = to_compute_dtype(vae.cuda(), torch.float16)
+    vae.tile_batch = 4
+    frames = vae.decode_all(latents.cuda()).cpu()
+    assert 0 < (frames - expected).abs().max() < 1e-2
+
+
+def test_encode_precisions(vae: VideoVAE) -> None:
+    video = torch.randn(1, 3, 22, 64, 288)
+    expected = vae.encode(video).mean
+    vae.cuda()
+    for encoder_dtype in (torch.float32, torch.float16):
+        mean = to_compute_dtype(vae, torch.float16, encoder_dtype).encode(video.cuda()).mean.cpu()
+        assert (mean - expected).norm() / expected.norm() < 5e-3

@@ -1,0 +1,25 @@
+"""Results on the CPU pass through as they are made; tests/gpu has the other half."""
+
+from collections.abc import Iterator
+
+import torch
+
+from h3serve.runtime.copy_out import to_host
+
+
+def test_cpu_results_are_handed_on_at_once() -> None:
+    made = []
+
+    def results() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for i in range(3):
+            made.append(i)
+            yield torch.full((2,), i), torch.tensor(True)
+
+    for i, (values, flag) in enumerate(to_host(results())):
+        assert made == list(range(i + 1))
+        assert values.tolist() == [i, i] and bool(flag)
+    assert len(made) == 3
+
+
+def test_nothing_in_nothing_out() -> None:
+    assert list(to_host([])) == []
