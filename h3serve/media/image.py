@@ -1,0 +1,170 @@
+"""Pictures: from any file a person has to uint8 RGB, and to the sizes the model wants.
+
+What a picture is is read from its bytes, never from its name. To RGB by these rules: EXIF orientation
+first; transparency over white; 16 bits to the upper 8; CMYK through its own colour profile where it has
+one; grey and palettes as they look. Animations and multi-page files are refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import PIL.AvifImagePlugin  # Pillow knows these three only once they are imported
+import PIL.TiffImagePlugin
+import PIL.WebPImagePlugin  # noqa: F401
+from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+
+from h3serve.core.geometry import RELEASED_SIZES, Size, SizeRules, check_ratio, reference_picture_size
+from h3serve.media.sources import MediaFile
+
+Pixels = npt.NDArray[np.uint8]
+
+FORMATS = ["JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF"]
+ALLOWED = "a picture must be JPEG, PNG, WEBP, AVIF, HEIC, GIF, BMP or TIFF"
+HEIF_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
+_ORIENTATION = 0x0112
+# Cameras add a preview or a depth map as a second picture to these; the first one is the photograph.
+_FIRST_OF_MANY = {"MPO", "HEIF"}
+
+
+def load_picture(file: MediaFile) -> Pixels:
+    """The picture upright, uint8 [H, W, 3]. Raises MediaError for what cannot be used, before decoding if possible."""
+    with open_picture(file) as image:
+        upright = ImageOps.exif_transpose(image)
+        return np.asarray(_to_rgb(upright, file))
+
+
+def display_size(file: MediaFile) -> Size:
+    """(width, height) after EXIF orientation, from the header alone."""
+    with open_picture(file) as image:
+        turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+        # Pillow has already turned the size of a TIFF.
+        swap = turned and image.format != "TIFF"
+        return (image.height, image.width) if swap else (image.width, image.height)
+
+
+@contextmanager
+def open_picture(file: MediaFile) -> Iterator[Image.Image]:
+    """The picture opened but not decoded, its pixel count checked; decoder failures become MediaErrors."""
+    file.check_size()
+    heif = _has_heif()
+    try:
+        with Image.open(file.path, formats=_formats(heif)) as image:
+            if image.width * image.height > file.limits.max_picture_pixels:
+                limit = file.limits.max_picture_pixels
+                raise file.error(f"it has {image.width}x{image.height} pixels, at most {limit} are taken")
+            if getattr(image, "n_frames", 1) > 1 and image.format not in _FIRST_OF_MANY:
+                raise file.error("it holds more than one picture; save the one that is meant")
+            yield image
+    except UnidentifiedImageError as error:
+        raise file.error(_why_unknown(file, heif)) from error
+    except Image.DecompressionBombError as error:
+        raise file.error(f"it has too many pixels, at most {file.limits.max_picture_pixels} are taken") from error
+    except (OSError, *_BROKEN) as error:
+        raise file.error(f"the picture is damaged ({error or type(error).__name__})") from error
+
+
+# What Pillow's decoders raise, beside OSError, on files that break their own format's rules.
+_BROKEN = (
+    *(SyntaxError, ValueError, TypeError, LookupError, ArithmeticError),
+    *(EOFError, RuntimeError, MemoryError, struct.error, zlib.error),
+)
+
+
+def is_picture(head: bytes) -> bool:
+    """True if the first 32 bytes of a file are those of a picture, readable here or not."""
+    signatures = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+    webp = head[:4] == b"RIFF" and head[8:12] == b"WEBP"
+    return head.startswith(signatures) or webp or (head[4:8] == b"ftyp" and head[8:12] in HEIF_BRANDS | _AVIF_BRANDS)
+
+
+_AVIF_BRANDS = {b"avif", b"avis"}
+
+
+def resize(pixels: Pixels, size: Size) -> Pixels:
+    """Lanczos to (width, height), each side by itself; the very same pixels if it already has that size."""
+    if (pixels.shape[1], pixels.shape[0]) == size:
+        return pixels
+    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS))
+
+
+def prepare_keyframe(pixels: Pixels, canvas: Size, *, first: bool) -> Pixels:
+    """A keyframe on its canvas (width, height), uint8 [h, w, 3] (tasks_and_validation 8.5).
+
+    The first keyframe of a request (a lone last frame too) is stretched; a second one keeps its shape,
+    covers the canvas and is cropped around the centre.
+    """
+    if first:
+        return resize(pixels, canvas)
+    height, width = pixels.shape[:2]
+    scale = max(canvas[0] / width, canvas[1] / height)
+    covering = max(canvas[0], round(width * scale)), max(canvas[1], round(height * scale))
+    large = resize(pixels, covering)
+    left, top = (covering[0] - canvas[0]) // 2, (covering[1] - canvas[1]) // 2
+    return np.ascontiguousarray(large[top : top + canvas[1], left : left + canvas[0]])
+
+
+def prepare_reference_picture(
+    pixels: Pixels, mode: str, canvas: Size, *, field: str = "media", rules: SizeRules = RELEASED_SIZES
+) -> Pixels:
+    """An image reference at the size of its mode (`diffusers`, `match`, `max`), uint8 (tasks_and_validation 8.5).
+
+    Raises RequestError for a picture longer than 1:4 or 4:1.
+    """
+    size = pixels.shape[1], pixels.shape[0]
+    check_ratio(size[0] / size[1], f"{size[0]}x{size[1]}", field)
+    return resize(pixels, reference_picture_size(size, mode, canvas, rules))
+
+
+def _to_rgb(image: Image.Image, file: MediaFile) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        raise file.error("it has 32 bits per sample; save it with 8 or 16")
+    if image.mode == "CMYK":
+        return _from_cmyk(image)
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+    return image.convert("RGB")
+
+
+def _from_cmyk(image: Image.Image) -> Image.Image:
+    try:
+        profile = ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"]))
+        turned = ImageCms.profileToProfile(image, profile, ImageCms.createProfile("sRGB"), outputMode="RGB")
+    except (KeyError, OSError, ImageCms.PyCMSError):  # no profile, or one that is not for CMYK
+        turned = None
+    return turned or image.convert("RGB")
+
+
+def _formats(heif: bool) -> list[str]:
+    return [*FORMATS, "HEIF"] if heif else FORMATS
+
+
+@cache
+def _has_heif() -> bool:
+    """Registers the HEIC reader with Pillow if the optional package is installed."""
+    try:
+        plugin: Any = importlib.import_module("pillow_heif")
+    except ImportError:
+        return False
+    plugin.register_heif_opener()
+    return True
+
+
+def _why_unknown(file: MediaFile, heif: bool) -> str:
+    with file.path.open("rb") as stream:
+        head = stream.read(32)
+    if head[4:8] == b"ftyp" and head[8:12] in HEIF_BRANDS and not heif:
+        return "HEIC pictures need the package pillow-heif; install it, or save the picture as JPEG or PNG"
+    return ALLOWED if not is_picture(head) else f"the picture is damaged; {ALLOWED}"
