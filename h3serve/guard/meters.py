@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from h3serve.core.errors import CapacityError
+
 DENOISE = "denoise"
 
 
@@ -44,7 +46,9 @@ class StepClock:
 
 
 def begin_load() -> None:
-    """Starts measuring the load peak."""
+    """Starts measuring the load peak; a CapacityError without a GPU."""
+    if not torch.cuda.is_available():
+        raise CapacityError("this case needs a CUDA device and none is usable here")
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
 
@@ -68,7 +72,9 @@ def read_meters(stats: Mapping[str, Any], steps: list[float], load_peak_bytes: i
 
 def platform_name(gpus: int) -> str:
     """The folder name of this hardware kind: "cpu", or the GPU's name, such as "nvidia-h200"."""
-    return slug(torch.cuda.get_device_name()) if gpus else "cpu"
+    if not gpus:
+        return "cpu"
+    return slug(torch.cuda.get_device_name()) if torch.cuda.is_available() else "no-gpu"
 
 
 def slug(name: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -70,34 +71,40 @@ def fetch(text: str, cache: Path, platform: str) -> Path:
 
 
 def publish(candidates: Path, text: str, *, common: bool = False, case_ids: tuple[str, ...] = ()) -> str:
-    """Copies the whole clips under `candidates` into the store at `text` and returns its next revision.
+    """Copies whole clips and meters under `candidates` into the store at `text`; returns its next revision.
 
-    `common` puts them where every platform finds them. For a folder the revision is its path: commit it.
+    `common` puts clips where every platform finds them. Named cases bring their clips alone. For a folder
+    the revision is its path: commit it.
     """
-    folders = [path for path in whole_cases(candidates) if not case_ids or path.name in case_ids]
-    missing = sorted(set(case_ids) - {path.name for path in folders})
-    if missing or not folders:
+    accepted = [path for path in whole_cases(candidates) if not case_ids or path.name in case_ids]
+    missing = sorted(set(case_ids) - {path.name for path in accepted})
+    if not case_ids:
+        accepted += sorted(candidates.glob("*/meters-*gpu.yaml"))
+    if missing or not accepted:
         wanted = ", ".join(missing) or str(candidates)
         raise RequestError("case-ids", wanted, "there is no whole candidate to publish under that name")
     address = parse_address(text)
     if address.kind == "folder":
-        _lay_out(folders, Path(address.place), common)
+        _lay_out(accepted, Path(address.place), common)
         return address.place
     with tempfile.TemporaryDirectory() as scratch:
         if address.kind == "git":
-            return _publish_git(folders, address.place, Path(scratch) / "store", common)
-        _lay_out(folders, Path(scratch), common)
+            return _publish_git(accepted, address.place, Path(scratch) / "store", common)
+        _lay_out(accepted, Path(scratch), common)
         commit = HfApi().upload_folder(
             folder_path=scratch, repo_id=address.place, repo_type="dataset", commit_message=_MESSAGE
         )
         return commit.oid
 
 
-def _lay_out(folders: list[Path], root: Path, common: bool) -> None:
-    for source in folders:
-        target = root / (COMMON if common else source.parent.name) / source.name
+def _lay_out(accepted: list[Path], root: Path, common: bool) -> None:
+    for source in accepted:
+        target = root / (COMMON if common and source.is_dir() else source.parent.name) / source.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        copy_case(source, target)
+        if source.is_dir():
+            copy_case(source, target)
+        else:
+            shutil.copyfile(source, target)
 
 
 def _fetch_git(url: str, commit: str, cache: Path) -> Path:
@@ -113,9 +120,9 @@ def _fetch_git(url: str, commit: str, cache: Path) -> Path:
     return checkout
 
 
-def _publish_git(folders: list[Path], url: str, checkout: Path, common: bool) -> str:
+def _publish_git(accepted: list[Path], url: str, checkout: Path, common: bool) -> str:
     _git("clone", "--quiet", "--depth", "1", "--", url, str(checkout))
-    _lay_out(folders, checkout, common)
+    _lay_out(accepted, checkout, common)
     _git("add", "--all", folder=checkout)
     if _git("status", "--porcelain", folder=checkout):
         _git("commit", "--quiet", "--message", _MESSAGE, folder=checkout)

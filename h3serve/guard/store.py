@@ -1,6 +1,6 @@
 """Ground truths on disk. One naming rule: `<platform or common>/<case id>/` with
 
-    facts.json         frame count, canvas and sound length of the whole clip
+    facts.json         frame count of the whole clip, and what made it
     frame_0061.png     a compared frame, by its index
     sound.wav          16-bit, 16 kHz, all channels
 
@@ -33,9 +33,6 @@ class Facts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     frames: int
-    width: int
-    height: int
-    sound_samples: int  # at 16 kHz
     made_with: str  # platform and versions, for the reader
 
 

@@ -12,7 +12,7 @@ ROOM = 10**9
 @pytest.fixture
 def made(clip, sound):
     pcm = to_pcm(sound, SOUND_RATE)
-    facts = Facts(frames=48, width=128, height=96, sound_samples=pcm.shape[1], made_with="test")
+    facts = Facts(frames=48, made_with="test")
     return Clip(facts, {index: clip[index] for index in (0, 24, 47)}, pcm)
 
 
