@@ -131,13 +131,14 @@ def _decode(file: MediaFile, start: Fraction, *, seek: bool) -> Generator[Any, N
             raise file.error("it has no pictures")
         _check_pixels(file, stream.codec_context)
         stream.thread_type = "AUTO"
-        stream.codec_context.options = {"err_detect": "explode"}  # a smeared picture is worse than a refusal
         offset = time_zero(box) + start
+        settled = None
         if seek:
             box.seek(int((offset - _SEEK_MARGIN_S) / stream.time_base), stream=stream)
+            settled = offset - Fraction(_SEEK_MARGIN_S, 2)
         timed = box.format.name != "avi"  # its frames have a place in line, not a time
         decoded_bytes, clock = 0, -start
-        for frame in _whole_frames(box, stream):
+        for frame in _whole_frames(box, stream, settled):
             decoded_bytes += sum(plane.buffer_size for plane in frame.planes)
             if decoded_bytes > file.limits.max_decoded_bytes:
                 raise file.error(f"it unpacks to more than {file.limits.max_decoded_bytes} bytes")
@@ -147,8 +148,12 @@ def _decode(file: MediaFile, start: Fraction, *, seek: bool) -> Generator[Any, N
             yield frame
 
 
-def _whole_frames(box: Any, stream: Any) -> Iterator[Any]:
-    """Frames up to the first damage. Packets that fail before any frame came out belong to an earlier cut."""
+def _whole_frames(box: Any, stream: Any, settled: Fraction | None) -> Iterator[Any]:
+    """Frames up to the first damage that the decoder knows of: a smeared picture is worse than a refusal.
+
+    What fails before any frame came out belongs to an earlier cut of the film; after a seek, what fails
+    before the stream time `settled` leans on frames before the key frame. Neither is damage.
+    """
     started = False
     for packet in whole_packets(box, [stream]):
         try:
@@ -158,8 +163,11 @@ def _whole_frames(box: Any, stream: Any) -> Iterator[Any]:
                 return
             continue
         for frame in pictures:
-            started = True
-            yield frame
+            if frame.is_corrupt and started:
+                return
+            started = started or settled is None or frame.pts is None or frame.pts * stream.time_base >= settled
+            if not frame.is_corrupt:
+                yield frame
     yield from stream.codec_context.decode(None)
 
 

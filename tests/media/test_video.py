@@ -101,6 +101,21 @@ def test_start_time(tmp_path: Path, rate: int, start: float) -> None:
         assert counts(decode_clip(file, CANVAS, num_frames, start_seconds=start)) == expected
 
 
+@pytest.mark.parametrize(
+    ("codec", "options"),
+    [
+        ("libx264", {"crf": "8", "x264-params": "open-gop=1:keyint=24:min-keyint=24:bframes=4:scenecut=0"}),
+        ("libx265", {"crf": "8", "x265-params": "open-gop=1:keyint=24:min-keyint=24:bframes=4:log-level=none"}),
+    ],
+)
+def test_start_time_with_open_groups(tmp_path: Path, codec: str, options: dict[str, str]) -> None:
+    """Frames that lean on what lies before the key frame are not damage."""
+    file = MediaFile(film(tmp_path / "a.mp4", [counter(i) for i in range(192)], codec=codec, options=options))
+    for start in (2.5, 3.9, 6.0):
+        clip = decode_clip(file, CANVAS, 24, start_seconds=start)
+        assert counts(clip) == on_grid(steady(24, 8), 24, Fraction(start))
+
+
 @pytest.mark.parametrize("rotation", SEEN)
 def test_display_rotation(tmp_path: Path, rotation: tuple[int, bool, bool]) -> None:
     """B22: turned and mirrored clips come out as a player shows them."""
@@ -228,6 +243,23 @@ def test_damaged_middle_is_refused(tmp_path: Path) -> None:
     assert counts(decode_clip(MediaFile(path), CANVAS, 24)) == list(range(24))
     with pytest.raises(MediaError, match="damaged after"):
         decode_clip(MediaFile(path), CANVAS, 96)
+
+
+def test_flipped_bits_are_refused_not_smeared(tmp_path: Path) -> None:
+    path = noisy(tmp_path / "a.mp4")
+    raw = path.read_bytes()
+    payload = raw.index(b"mdat") + 2000
+    refused = 0
+    for seed in range(12):
+        rng, flipped = np.random.default_rng(seed), bytearray(raw)
+        for place in rng.integers(payload, len(raw), 3):
+            flipped[place] ^= 1 << rng.integers(8)
+        path.write_bytes(flipped)
+        try:
+            assert counts(decode_clip(MediaFile(path), CANVAS, 96)) == list(range(96))
+        except MediaError:
+            refused += 1
+    assert refused >= 9
 
 
 def test_limits_hold_while_streaming(tmp_path: Path) -> None:
