@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from h3serve.models.attention import Attention, sdpa
 from h3serve.models.keymap import Entry, KeyMap, Layout, split_heads_interleaved, swap_halves
 from h3serve.models.modulation import ModulationNetwork
-from h3serve.models.ops import PLAIN, Attention, Ops, sdpa
+from h3serve.models.ops import PLAIN, Ops
 from h3serve.models.transformer import Transformer
 from h3serve.models.transformer_config import TransformerConfig
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from h3serve.models.ops import PLAIN, Attention, Ops, sdpa
+from h3serve.models.attention import Attention, sdpa
+from h3serve.models.ops import PLAIN, Ops
 from h3serve.models.rope import Rope
 from h3serve.models.transformer_config import TransformerConfig
 

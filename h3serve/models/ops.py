@@ -15,8 +15,6 @@ from torch.nn import functional as F
 
 from h3serve.models.rope import Rope, apply_rope
 
-# q, k, v -> out, all [S, heads, head_dim]; full attention among all rows.
-Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -59,12 +57,6 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 def gated_add(x: torch.Tensor, gate: torch.Tensor, index: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     """The residual stream plus gate * update; the gate is used as it is."""
     return x + gate.index_select(0, index) * update
-
-
-def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """torch's scaled_dot_product_attention on rows [S, heads, head_dim]."""
-    q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
 
 
 PLAIN = Ops(norm_modulate, qk_norm_rope, swiglu, gated_add)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from h3serve.models.attention import Attention, sdpa
 from h3serve.models.layers import Block, FinalLayer, TokenRefiner
 from h3serve.models.modulation import Modulation
-from h3serve.models.ops import PLAIN, Attention, Ops, sdpa
+from h3serve.models.ops import PLAIN, Ops
 from h3serve.models.rope import Rope, rope_tables
 from h3serve.models.transformer_config import MODALITIES, TransformerConfig
 

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from h3serve.models.attention import sdpa
 from h3serve.models.denoiser import to_compute_dtype
-from h3serve.models.ops import sdpa
 from tests.models.tiny_transformer import TINY, tiny_denoiser, tiny_request
 
 

@@ -65,6 +65,10 @@ class Packed:
     timesteps: torch.Tensor
     timestep_index: torch.Tensor
 
+    def to(self, device: str) -> "Packed":
+        tensors = {n: v.to(device) for n, v in vars(self).items() if isinstance(v, torch.Tensor)}
+        return replace(self, **tensors)
+
     def prepare(self, transformer: Transformer, **changes: object) -> StaticInputs:
         new = replace(self, **changes) if changes else self
         return transformer.prepare(

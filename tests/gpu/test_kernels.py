@@ -1,0 +1,76 @@
+"""Kernels at the released widths, against the reference ops in float32 on the same device."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import nn
+
+from h3serve.models import attention, ops
+from h3serve.models.rope import Rope, rope_tables
+from h3serve.models.transformer_config import TransformerConfig
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available() or find_spec("triton") is None, reason="needs CUDA and Triton"),
+]
+CONFIG = TransformerConfig()
+ROWS = 1037  # no multiple of any tile
+BF16 = torch.bfloat16
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device="cuda", dtype=BF16)
+
+
+def norm(width: int) -> nn.RMSNorm:
+    layer = nn.RMSNorm(width, eps=1e-5, device="cuda", dtype=BF16).requires_grad_(False)
+    layer.weight.copy_(1 + 0.2 * draw(width))
+    return layer
+
+
+def distance(value: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((value.float() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("name", ["norm_modulate", "gated_add", "swiglu", "qk_norm_rope"])
+def test_fused_is_no_further_from_float32_than_the_reference(name: str) -> None:
+    from h3serve.models.fused import FUSED
+
+    width, heads, dim = CONFIG.hidden_size, CONFIG.num_attention_heads, CONFIG.attention_head_dim
+    shift, scale, gate, *_ = draw(9, 6, width).unbind(1)
+    index = torch.randint(9, (ROWS,), device="cuda")
+    positions = 4000 * torch.rand(ROWS, 3, device="cuda", dtype=torch.float64)
+    args = {
+        "norm_modulate": (3 * draw(ROWS, width), norm(width), shift, scale, index),
+        "gated_add": (draw(ROWS, width), gate, index, draw(ROWS, width)),
+        "swiglu": (4 * draw(ROWS, 2 * CONFIG.ffn_dim),),
+        "qk_norm_rope": (draw(ROWS, 3, heads, dim), norm(dim), norm(dim), rope_tables(positions, CONFIG, BF16)),
+    }[name]
+    lifted = tuple(lift(arg) for arg in args)
+    plain, exact = getattr(ops, name)(*args), getattr(ops, name)(*lifted)
+    fused = getattr(FUSED, name)(*args)  # last: may overwrite its input
+    parts = [(fused, plain, exact)] if isinstance(fused, torch.Tensor) else list(zip(fused, plain, exact, strict=True))
+    for mine, reference, target in parts:
+        assert torch.isfinite(mine).all()
+        assert distance(mine, target) <= 1.001 * distance(reference, target)
+
+
+def lift(arg: object) -> object:
+    if isinstance(arg, nn.RMSNorm):
+        layer = nn.RMSNorm(arg.weight.shape[0], eps=1e-5, device="cuda").requires_grad_(False)
+        layer.weight.copy_(arg.weight)
+        return layer
+    if isinstance(arg, Rope):
+        return Rope(arg.cos.float(), arg.sin.float())
+    assert isinstance(arg, torch.Tensor)
+    return arg.float() if arg.is_floating_point() else arg
+
+
+@pytest.mark.parametrize("name", ["sdpa", "flash4"])
+def test_attention_on_views_of_packed_qkv(name: str) -> None:
+    if name == "flash4" and attention.fastest(torch.device("cuda"), BF16) is not attention.flash4:
+        pytest.skip("FlashAttention-4 is not installed or not made for this device")
+    packed = draw(ROWS, 3, CONFIG.num_attention_heads, CONFIG.attention_head_dim)
+    exact = attention.sdpa(*packed.float().unbind(1))
+    assert distance(getattr(attention, name)(*packed.unbind(1)), exact) < 4e-3
