@@ -1,7 +1,8 @@
-"""A medium at hand: a file on this machine, what the person called it, and how much of it we will take."""
+"""A medium at hand (a file on this machine, by the name a person knows it by) and the rules for getting one."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,23 @@ class IngestLimits:
 
 
 @dataclass(frozen=True)
+class SourcePolicy:
+    """Where media may come from. The defaults suit someone at their own machine; a service narrows `folders`."""
+
+    folders: tuple[Path, ...] | None = None  # local files only inside these; None: anywhere; (): nowhere
+    base: Path | None = None  # of relative paths; None: the working directory
+    private_addresses: bool = False  # http(s) to loopback, private and link-local addresses
+    connect_seconds: float = 10.0  # also the longest silence of a server
+    total_seconds: float = 120.0
+    max_redirects: int = 5
+    temp_folder: Path | None = None  # None: the system's
+    limits: IngestLimits = IngestLimits()
+
+
+ANYWHERE = SourcePolicy()
+
+
+@dataclass(frozen=True)
 class MediaFile:
     """`path` is what is read; `field` and `name` are what a person is told: never a temporary path."""
 
@@ -37,6 +55,8 @@ class MediaFile:
         """Size in bytes; MediaError if it is missing, not a regular file, empty or over the limit."""
         if not self.path.is_file():
             raise self.error("there is no such file")
+        if not os.access(self.path, os.R_OK):
+            raise self.error("the file may not be read")
         size = self.path.stat().st_size
         if size == 0:
             raise self.error("the file is empty")
