@@ -24,14 +24,16 @@ RESULT = "result.json"
 
 
 class DataFolder:
-    """The folder at `root`. `open()` makes and locks it; raises H3Error when it cannot be used."""
+    """The folder at `root`, which `open` makes and locks."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
+        self.undo = False  # at `close`, remove the folder if `open` made it
         self._lock: int | None = None
         self._is_new = False
 
     def open(self) -> None:
+        """Raises H3Error when the folder cannot be written or another server has it."""
         self._is_new = not self.root.exists()
         try:
             for folder in (self.root, self.root / "incoming", self.root / "jobs"):
@@ -48,11 +50,11 @@ class DataFolder:
             raise H3Error(f"another server is using the data folder {self.root}") from error
         self._lock = lock
 
-    def close(self, *, undo: bool = False) -> None:
-        """Give the folder back; `undo` also removes it if `open()` made it."""
+    def close(self) -> None:
+        """Give the folder back."""
         if self._lock is None:
             return
-        if undo and self._is_new:
+        if self.undo and self._is_new:
             shutil.rmtree(self.root, ignore_errors=True)
         os.close(self._lock)
         self._lock = None
@@ -67,6 +69,9 @@ class DataFolder:
     def job(self, job_id: str) -> Path:
         return self.root / "jobs" / job_id
 
+    def inputs(self, job_id: str) -> Path:
+        return self.job(job_id) / "inputs"
+
     def attempt(self, job: Job) -> Path:
         return self.job(job.id) / f"attempt-{job.attempts}"
 
@@ -76,16 +81,22 @@ class DataFolder:
         return None if entry is None else self.attempt(job) / str(entry["name"])
 
     def accept(self, job_id: str) -> None:
-        """Make an incoming request's files the inputs of a job."""
+        """Make an incoming request's files the inputs of a job, safe from power loss."""
         incoming, target = self.incoming(job_id), self.job(job_id)
+        if not incoming.exists():
+            return
         target.mkdir()
-        if incoming.exists():
-            incoming.rename(target / "inputs")
+        inputs = incoming.rename(self.inputs(job_id))
+        for path in (*inputs.iterdir(), inputs, target):
+            flush(path)
 
     def remove(self, job_id: str) -> None:
-        """Remove every file of a job, accepted or not."""
-        shutil.rmtree(self.incoming(job_id), ignore_errors=True)
+        """Remove every file of an accepted job."""
         shutil.rmtree(self.job(job_id), ignore_errors=True)
+
+    def remove_incoming(self, job_id: str) -> None:
+        """Remove what is left of a request that was refused or has been accepted."""
+        shutil.rmtree(self.incoming(job_id), ignore_errors=True)
 
     def drop_attempts(self, job_id: str, *, keep: Path | None = None) -> None:
         """Remove the attempts of a job, all but `keep`."""
@@ -124,6 +135,13 @@ def write_result(attempt: Path, result: Json) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.rename(attempt / RESULT)
-    folder = os.open(attempt, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
+    flush(attempt)
+
+
+def flush(path: Path) -> None:
+    """Make a file or folder survive power loss."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

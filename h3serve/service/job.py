@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 from h3serve.service.moves import FINAL, State
 
@@ -24,6 +24,9 @@ class NewJob:
     idempotency_key: str | None = None
     fingerprint: str | None = None
     webhook_url: str | None = None
+
+    def with_key(self, idempotency_key: str | None) -> Self:
+        return replace(self, idempotency_key=idempotency_key)
 
 
 @dataclass(frozen=True)

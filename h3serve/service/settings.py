@@ -31,6 +31,7 @@ class BodyLimits:
 
     body: int = 2 * GIB
     file: int = GIB
+    json: int = 64 * 2**20  # of a JSON body, with references as data URIs
     field: int = 2**20
     files: int = 16
     fields: int = 64

@@ -177,7 +177,7 @@ class Slot(threading.Thread):
 
     def _watch(self, watchdog: Watchdog, job: Job) -> bool:
         folder = self.ledger.folder
-        inputs, attempt = folder.job(job.id) / "inputs", folder.attempt(job)
+        inputs, attempt = folder.inputs(job.id), folder.attempt(job)
         watchdog.send(Run(job.id, job.attempts, job.request, str(inputs), str(attempt)))
         if self.ledger.is_cancel_requested(job):  # between the claim and `self.job`
             self._cancel_wanted.set()

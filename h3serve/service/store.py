@@ -74,6 +74,20 @@ class JobStore:
             connection.execute(insert(jobs).values(**values))
             return _need(_find(connection, new.id)), True
 
+    def check_room(self, owner: str, *, max_queued: int, max_owned: int | None) -> None:
+        """Raises QueueFull now, before anything is uploaded; `put` decides for good."""
+        with self.engine.connect() as connection:
+            _check_room(connection, owner, max_queued, max_owned)
+
+    def recent_work(self, limit: int = 20) -> list[tuple[float, float]]:
+        """(seconds running, petaflops of the plan) of the last completed jobs."""
+        done = (State.COMPLETED, State.EXPIRED)
+        query = select(jobs.c.started_at, jobs.c.finished_at, jobs.c.plan).where(jobs.c.state.in_(done))
+        query = query.order_by(jobs.c.seq.desc()).limit(limit)
+        with self.engine.connect() as connection:
+            rows = connection.execute(query).all()
+        return [(end - begin, float(plan.get("petaflops", 0.0))) for begin, end, plan in rows]
+
     def get(self, job_id: str, owner: str | None = None) -> Job | None:
         """The job, or None when there is none, it was deleted or `owner` does not own it."""
         job = self.row(job_id)

@@ -22,6 +22,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from h3serve.core.errors import H3Error
 
@@ -68,14 +69,18 @@ facts = Table("facts", metadata, Column("name", String(32), primary_key=True), C
 
 
 def open_engine(url: str) -> Engine:
-    """An engine for `url` with the tables made; raises H3Error for another schema version."""
-    engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
-    if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _prepare_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
-    metadata.create_all(engine)
-    with engine.connect().execution_options(write=True) as connection, connection.begin():
-        _check_version(connection)
+    """An engine for `url` with the tables made; raises H3Error when it cannot be used."""
+    try:
+        engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+        if engine.dialect.name == "sqlite":
+            event.listen(engine, "connect", _prepare_sqlite)
+            event.listen(engine, "begin", _begin_sqlite)
+        metadata.create_all(engine)
+        with engine.connect().execution_options(write=True) as connection, connection.begin():
+            _check_version(connection)
+    except (SQLAlchemyError, ImportError) as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        raise H3Error(f"the job database cannot be opened: {cause}") from error
     return engine
 
 

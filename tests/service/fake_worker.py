@@ -5,6 +5,7 @@ The first words of a prompt say what happens: `die`, `die once`, `hang`, `stop b
 """
 
 import errno
+import logging
 import os
 import signal
 import time
@@ -18,6 +19,7 @@ from h3serve.service.engine import OnProgress
 from h3serve.service.job import Json
 from h3serve.service.worker_loop import main
 
+log = logging.getLogger("fake")
 STEPS = 4
 SIDE, FRAMES = 64, 12
 
@@ -77,6 +79,7 @@ def write(output: Path, seed: int) -> None:
 
 def build(settings: Json) -> FakeEngine:
     how = str(settings["model"])
+    log.info("worker starts", extra={"pid": os.getpid()})
     if how == "missing":
         raise CheckpointError("the model folder /srv/models/missing has no model_index.json")
     if how == "load dies":

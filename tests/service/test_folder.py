@@ -32,15 +32,13 @@ def test_a_read_only_folder_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_undo_removes_only_what_open_made(tmp_path: Path) -> None:
-    new = DataFolder(tmp_path / "new")
-    new.open()
-    new.close(undo=True)
-    assert not new.root.exists()
-    old = DataFolder(tmp_path / "old")
-    old.root.mkdir()
-    old.open()
-    old.close(undo=True)
-    assert old.root.exists()
+    (tmp_path / "old").mkdir()
+    for name in ("new", "old"):
+        folder = DataFolder(tmp_path / name)
+        folder.open()
+        folder.undo = True
+        folder.close()
+    assert [p.name for p in tmp_path.iterdir()] == ["old"]
 
 
 def test_sweep_removes_what_nobody_owns(folder: DataFolder, store: JobStore) -> None:

@@ -1,0 +1,203 @@
+"""Reading a body, JSON or multipart, while counting its bytes: a cap stops it before it is stored."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fastapi import Request
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from h3serve.core.errors import RequestError
+from h3serve.service.job import Json
+from h3serve.service.replies import Refusal
+from h3serve.service.settings import BodyLimits
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A file part: `path` is where it lies, `part` and `name` what the caller calls it."""
+
+    path: Path
+    part: str
+    name: str
+
+
+@dataclass
+class Body:
+    """Fields as sent, and the file parts in their order."""
+
+    fields: Json = field(default_factory=dict)
+    files: list[Upload] = field(default_factory=list)
+    is_form: bool = False
+
+
+async def read_body(request: Request, folder: Path, limits: BodyLimits) -> Body:
+    """The body of `request`; file parts are written into `folder`, which is made when needed.
+
+    Raises RequestError or Refusal (413, 415); the caller removes the folder then.
+    """
+    kind, options = parse_options_header(request.headers.get("content-type", "").encode("latin-1"))
+    if kind == b"multipart/form-data":
+        boundary = options.get(b"boundary")
+        if not boundary:
+            raise RequestError("request", "multipart without a boundary", "send a boundary in Content-Type")
+        return await _read_form(_capped(request, limits.body), boundary, folder, limits)
+    if kind not in (b"application/json", b""):
+        raise Refusal(415, "send application/json or multipart/form-data", code="unsupported_media_type")
+    return Body(parse_json(b"".join([chunk async for chunk in _capped(request, limits.json)])))
+
+
+def parse_json(data: bytes) -> Json:
+    """A JSON object; raises RequestError for anything else, NaN and repeated names included."""
+    try:
+        value = json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+    except RequestError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise RequestError("request", "this body", f"send one JSON object ({type(error).__name__})") from None
+    if not isinstance(value, dict):
+        raise RequestError("request", value, "send one JSON object")
+    return value
+
+
+def _refuse_constant(name: str) -> Any:
+    raise RequestError("request", name, "JSON has no such number")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Json:
+    found: Json = {}
+    for name, value in pairs:
+        if name in found:
+            raise RequestError(name, value, "the field is given twice")
+        found[name] = value
+    return found
+
+
+async def _capped(request: Request, limit: int) -> AsyncIterator[bytes]:
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise too_large("the body", limit)
+    total = 0
+    async for chunk in request.stream():
+        total += len(chunk)
+        if total > limit:
+            raise too_large("the body", limit)
+        yield chunk
+
+
+def too_large(what: str, limit: int) -> Refusal:
+    """413 with the bound."""
+    return Refusal(413, f"{what} is larger than {limit} bytes", code="too_large")
+
+
+async def _read_form(chunks: AsyncIterator[bytes], boundary: bytes, folder: Path, limits: BodyLimits) -> Body:
+    form = _Form(folder, limits)
+    parser = MultipartParser(boundary, form.callbacks())  # type: ignore[arg-type]
+    try:
+        async for chunk in chunks:
+            parser.write(chunk)
+        parser.finalize()
+    except FormParserError:
+        raise RequestError("request", "this body", "it is not whole multipart/form-data") from None
+    finally:
+        form.close()
+    if not form.is_whole:
+        raise RequestError("request", "this body", "the multipart body ends too early")
+    return form.body
+
+
+class _Form:
+    """Collects parts as the parser meets them."""
+
+    def __init__(self, folder: Path, limits: BodyLimits) -> None:
+        self.folder, self.limits = folder, limits
+        self.body, self.is_whole = Body(is_form=True), False
+        self._header = (bytearray(), bytearray())
+        self._headers: dict[str, bytes] = {}
+        self._name, self._size = "", 0
+        self._file: BinaryIO | None = None
+        self._text = bytearray()
+
+    def callbacks(self) -> dict[str, Any]:
+        return {
+            "on_part_begin": self._headers.clear,
+            "on_header_field": lambda data, i, j: self._add_header(0, data[i:j]),
+            "on_header_value": lambda data, i, j: self._add_header(1, data[i:j]),
+            "on_header_end": self._end_header,
+            "on_headers_finished": self._begin,
+            "on_part_data": lambda data, i, j: self._add(data[i:j]),
+            "on_part_end": self._end,
+            "on_end": self._finish,
+        }
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _add_header(self, index: int, data: bytes) -> None:
+        self._header[index].extend(data)
+        if len(self._header[index]) > self.limits.field:
+            raise too_large("a part's header", self.limits.field)
+
+    def _end_header(self) -> None:
+        name, value = self._header
+        self._headers[name.decode("latin-1").lower()] = bytes(value)
+        name.clear()
+        value.clear()
+
+    def _begin(self) -> None:
+        _, options = parse_options_header(self._headers.get("content-disposition", b""))
+        self._name = options.get(b"name", b"").decode("utf-8", "replace")
+        if not self._name:
+            raise RequestError("request", "a part without a name", "every part needs a name")
+        self._size, self._file = 0, None
+        self._text.clear()
+        if b"filename" in options:
+            self._begin_file(options[b"filename"].decode("utf-8", "replace"))
+        elif self._name in self.body.fields:
+            raise RequestError(self._name, "a second part", "the field is given twice")
+        elif len(self.body.fields) >= self.limits.fields:
+            raise RequestError("request", "too many fields", f"at most {self.limits.fields}")
+
+    def _begin_file(self, given: str) -> None:
+        if len(self.body.files) >= self.limits.files:
+            raise RequestError("request", "too many files", f"at most {self.limits.files}")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        name = given.replace("\\", "/").rsplit("/", 1)[-1][:200]
+        path = self.folder / f"upload-{len(self.body.files):02}{safe_suffix(name)}"
+        self._file = path.open("wb")
+        self.body.files.append(Upload(path, self._name, name))
+
+    def _add(self, data: bytes) -> None:
+        self._size += len(data)
+        limit = self.limits.field if self._file is None else self.limits.file
+        if self._size > limit:
+            raise too_large(f"part {self._name!r}", limit)
+        if self._file is None:
+            self._text += data
+        else:
+            self._file.write(data)
+
+    def _end(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            return
+        try:
+            self.body.fields[self._name] = self._text.decode()
+        except UnicodeDecodeError:
+            raise RequestError(self._name, "these bytes", "text in UTF-8") from None
+
+    def _finish(self) -> None:
+        self.is_whole = True
+
+
+def safe_suffix(name: str) -> str:
+    """The ending of a name when it is short and plain, for people who look at the folder."""
+    match = re.search(r"\.[A-Za-z0-9]{1,5}$", name)
+    return match.group().lower() if match else ""

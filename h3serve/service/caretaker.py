@@ -1,0 +1,31 @@
+"""The thread that applies the retention bounds from time to time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from h3serve.service.folder import DataFolder
+from h3serve.service.retention import Retention, expire
+from h3serve.service.store import JobStore
+
+log = logging.getLogger("h3serve.retention")
+
+
+class Caretaker(threading.Thread):
+    """Expires files and records every `every_s` seconds until `stop` is set."""
+
+    def __init__(self, store: JobStore, folder: DataFolder, rule: Retention, *, every_s: float) -> None:
+        super().__init__(name="caretaker", daemon=True)
+        self.store, self.folder, self.rule, self.every_s = store, folder, rule, every_s
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        while not self.stop.wait(self.every_s):
+            try:
+                touched = expire(self.store, self.folder, self.rule)
+            except Exception:  # the next round may find the database free again
+                log.exception("retention failed")
+            else:
+                if touched:
+                    log.info("files given up", extra={"jobs": touched})

@@ -1,0 +1,86 @@
+"""What the routes share, and the few things they all do with it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from h3serve.service.estimate import retry_after
+from h3serve.service.folder import DataFolder
+from h3serve.service.intake import Intake
+from h3serve.service.job import Job, Json
+from h3serve.service.keys import Caller, KeyRing
+from h3serve.service.ledger import Ledger
+from h3serve.service.metrics import Metrics
+from h3serve.service.progress import ProgressBoard
+from h3serve.service.replies import Refusal
+from h3serve.service.settings import ServiceSettings
+from h3serve.service.store import JobStore
+from h3serve.service.supervisor import Supervisor
+from h3serve.service.views import job_view
+
+_DRAIN_RETRY_S = 30
+
+
+@dataclass(frozen=True)
+class Context:
+    """One server's parts."""
+
+    settings: ServiceSettings
+    store: JobStore
+    folder: DataFolder
+    ledger: Ledger
+    supervisor: Supervisor
+    keys: KeyRing
+    intake: Intake
+    draining: threading.Event = field(default_factory=threading.Event)  # takes no new job
+    closing: threading.Event = field(default_factory=threading.Event)  # ends its open streams
+
+    @property
+    def board(self) -> ProgressBoard:
+        return self.ledger.board
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.ledger.metrics
+
+    def find(self, job_id: str, caller: Caller) -> Job:
+        """The caller's job; raises Refusal 404."""
+        job = self.store.get(job_id, caller.name)
+        if job is None:
+            raise Refusal(404, f"there is no video {job_id[:80]!r}", code="not_found")
+        return job
+
+    def view(self, job: Job) -> Json:
+        return job_view(job, self.settings, self.board.get(job.id))
+
+    def check_open(self) -> None:
+        """Raises Refusal 503 while the server drains."""
+        if self.draining.is_set():
+            raise Refusal(503, "the server is stopping and takes no new job", retry_s=_DRAIN_RETRY_S)
+
+    def check_room(self, caller: Caller) -> None:
+        """Raises QueueFull before a body is read."""
+        self.store.check_room(caller.name, max_queued=self.settings.max_queued, max_owned=caller.max_queued)
+
+    def retry_after(self) -> int:
+        return retry_after(self.store, len(self.supervisor.slots))
+
+
+def get_context(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+ContextOf = Annotated[Context, Depends(get_context)]
+
+
+def get_caller(request: Request, context: ContextOf) -> Caller:
+    """Who calls; raises BadKey."""
+    return context.keys.caller(request.headers.get("authorization"))
+
+
+CallerOf = Annotated[Caller, Depends(get_caller)]

@@ -1,0 +1,147 @@
+"""A server's life: bind, lock, recover, load, serve, drain, and leave nothing behind when it fails.
+
+The first SIGTERM or SIGINT drains: no new job, the running ones finish, everything can still be
+asked. A second one, or the end of `drain_s`, gives running jobs back to the queue and ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from h3serve.core.errors import H3Error
+from h3serve.service.app import make_app
+from h3serve.service.caretaker import Caretaker
+from h3serve.service.context import Context
+from h3serve.service.folder import DataFolder
+from h3serve.service.intake import Intake
+from h3serve.service.keys import Caller, KeyRing, read_keys
+from h3serve.service.ledger import Ledger
+from h3serve.service.logs import start_logs
+from h3serve.service.metrics import Metrics
+from h3serve.service.process import COMMAND
+from h3serve.service.recovery import recover
+from h3serve.service.settings import ServiceSettings
+from h3serve.service.store import JobStore
+from h3serve.service.supervisor import Supervisor
+from h3serve.service.webhooks import WebhookSender, read_secret
+
+log = logging.getLogger("h3serve.server")
+_STREAMS_S = 3  # open downloads may take this long at the very end
+_RETENTION_S = 60.0
+
+
+def serve(settings: ServiceSettings, *, command: Sequence[str] = COMMAND) -> None:
+    """Run until told to stop. Raises H3Error when the start-up fails, after cleaning up.
+
+    `command` starts a worker; tests replace it.
+    """
+    start_logs()
+    with ExitStack() as stack:
+        anybody = Caller(max_priority=settings.max_priority)
+        keys = KeyRing(read_keys(settings.keys) if settings.keys else (), anybody=anybody)
+        secret = read_secret(settings.webhook_secret) if settings.webhook_secret else None
+        listener = bind(settings.host, settings.port)
+        stack.callback(listener.close)
+        folder = DataFolder(settings.data)
+        folder.open()
+        stack.callback(folder.close)
+        folder.undo = True
+        store = JobStore(settings.database or folder.default_url)
+        stack.callback(store.close)
+        recover(store, folder)
+        server = Server(settings, store, folder, keys, command)
+        try:
+            server.live(listener, secret)
+            folder.undo = False
+        finally:
+            folder.undo = folder.undo and not store.ids()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; raises H3Error."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), backlog=2048, family=family)
+    except (OSError, OverflowError) as error:
+        raise H3Error(f"cannot listen on {host} port {port}: {error}") from error
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with another meaning of its signals, around the supervisor."""
+
+    def __init__(
+        self, settings: ServiceSettings, store: JobStore, folder: DataFolder, keys: KeyRing, command: Sequence[str]
+    ) -> None:
+        ledger = Ledger(store, folder, Metrics(), max_running=keys.max_running)
+        self.supervisor = Supervisor(settings, ledger, on_fatal=self.fail, command=command)
+        ledger.metrics.watch(store.counts, self.supervisor.states)
+
+        def inputs_of(job_id: str, owner: str) -> Path | None:
+            return folder.inputs(job_id) if store.get(job_id, owner) is not None else None
+
+        intake = Intake(settings, self.supervisor.tasks, inputs_of)
+        self.context = Context(settings, store, folder, ledger, self.supervisor, keys, intake)
+        self.failure: str | None = None
+        config = uvicorn.Config(
+            make_app(self.context),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_STREAMS_S,
+        )
+        super().__init__(config)
+
+    def live(self, listener: socket.socket, secret: bytes | None) -> None:
+        """Serve until a signal or a failed first load; raises H3Error for the latter."""
+        settings, context = self.context.settings, self.context
+        helpers: list[Caretaker | WebhookSender] = [
+            Caretaker(context.store, context.folder, settings.retention, every_s=_RETENTION_S)
+        ]
+        if secret is not None:
+            private = settings.webhook_private
+            helpers.append(WebhookSender(context.store, secret, context.metrics, private=private))
+        for thread in (*helpers, self.supervisor):
+            thread.start()
+        host, port = listener.getsockname()[:2]
+        log.info(f"listening on http://{host}:{port}", extra={"port": port, "tasks": self.supervisor.tasks})
+        try:
+            self.run([listener])
+        finally:
+            context.ledger.stop.set()
+            self.supervisor.hurry()
+            for helper in helpers:
+                helper.stop.set()
+                helper.join()
+        log.info("stopped")
+        if self.failure is not None:
+            raise H3Error(self.failure)
+
+    def fail(self, reason: str) -> None:
+        """The first load failed: end."""
+        self.failure, self.should_exit = reason, True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if self.context.draining.is_set():
+            threading.Thread(target=self._end, args=(0.0,)).start()
+            return
+        self.context.draining.set()
+        log.info("draining", extra={"signal": signal.Signals(sig).name})
+        threading.Thread(target=self._end, args=(self.context.settings.drain_s,)).start()
+
+    def _end(self, seconds: float) -> None:
+        self.supervisor.drain(seconds)
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.context.closing.set()  # event streams end by themselves
+        await super().shutdown(sockets)

@@ -1,0 +1,87 @@
+"""A job as JSON: the fields of OpenAI's video object first, then what H3 adds."""
+
+from __future__ import annotations
+
+from h3serve.service.job import Job, Json
+from h3serve.service.moves import State
+from h3serve.service.progress import Snapshot
+from h3serve.service.replies import scrub
+from h3serve.service.settings import ServiceSettings
+
+_DENOISE = (5, 95)  # percent of a job's time that denoising is taken to be
+
+
+def job_view(job: Job, settings: ServiceSettings, snapshot: Snapshot | None = None) -> Json:
+    """The reply for a job; `snapshot` is its progress while it runs."""
+    running = snapshot if job.state is State.IN_PROGRESS else None
+    return {
+        "id": job.id,
+        "object": "video",
+        "model": settings.model_name,
+        "status": str(job.state),
+        "progress": percent(job, running),
+        "created_at": int(job.created_at),
+        "completed_at": _seconds(job.finished_at) if job.state is State.COMPLETED else None,
+        "expires_at": _expires_at(job, settings),
+        "prompt": job.request.get("prompt"),
+        "seconds": _asked_seconds(job),
+        "size": f"{job.plan.get('width')}x{job.plan.get('height')}",
+        "error": _error(job),
+        "remixed_from_video_id": None,
+        "task": job.task,
+        "priority": job.priority,
+        "attempts": job.attempts,
+        "cancel_requested": job.cancel_requested,
+        "started_at": _seconds(job.started_at),
+        "finished_at": _seconds(job.finished_at),
+        "stage": running.stage if running else None,
+        "step": running.step if running else None,
+        "steps": running.steps if running else None,
+        "seconds_left": running.seconds_left if running else None,
+        "request": repeatable(job),
+        "plan": job.plan,
+        "stats": job.stats,
+        "files": {name: {k: f[k] for k in ("bytes", "type", "sha256")} for name, f in (job.files or {}).items()},
+    }
+
+
+def repeatable(job: Job) -> Json:
+    """The frozen request as a body that can be sent again: inputs are named through this job."""
+    conditions = [{k: v for k, v in c.items() if v is not None} for c in job.request.get("conditions", ())]
+    named = [{**c, "uri": f"job:{job.id}/{c['uri']}"} for c in conditions]
+    rest = {k: v for k, v in job.request.items() if v is not None and k != "conditions"}
+    return {**rest, **({"conditions": named} if named else {})}
+
+
+def percent(job: Job, snapshot: Snapshot | None) -> int:
+    """0 to 100; 100 only when the file can be fetched."""
+    if job.state in (State.COMPLETED, State.EXPIRED):
+        return 100
+    if snapshot is None:
+        return 0
+    low, high = _DENOISE
+    if snapshot.stage == "denoise":
+        return low + (high - low) * snapshot.step // max(1, snapshot.steps)
+    return high if snapshot.stage in ("decode", "save") else 1
+
+
+def _asked_seconds(job: Job) -> str:
+    asked = job.request.get("target", {}).get("duration_seconds")
+    return f"{asked if asked is not None else job.plan.get('seconds', 0):g}"
+
+
+def _error(job: Job) -> Json | None:
+    if job.error_code is None:
+        return None
+    return {"code": job.error_code, "message": scrub(job.error or "")}
+
+
+def _expires_at(job: Job, settings: ServiceSettings) -> int | None:
+    kept_s = settings.retention.files_s
+    if job.state not in (State.COMPLETED, State.EXPIRED) or job.finished_at is None or kept_s is None:
+        return None
+    return int(job.finished_at + kept_s)
+
+
+def _seconds(moment: float | None) -> int | None:
+    return None if moment is None else int(moment)

@@ -1,0 +1,34 @@
+"""A real server whose workers have a fake model; settings come as JSON in the first argument."""
+
+import json
+import sys
+from pathlib import Path
+
+from h3serve.core.errors import H3Error
+from h3serve.service.retention import Retention
+from h3serve.service.server import serve
+from h3serve.service.settings import BodyLimits, ServiceSettings, WorkerRules
+
+FAKE = (sys.executable, "-m", "tests.service.fake_worker")
+KINDS = {"retention": Retention, "worker": WorkerRules, "limits": BodyLimits}
+
+
+def main() -> None:
+    values = json.loads(sys.argv[1])
+    for name, kind in KINDS.items():
+        if name in values:
+            values[name] = kind(**values[name])
+    for name in ("data", "keys", "webhook_secret"):
+        if name in values:
+            values[name] = Path(values[name])
+    values["partitions"] = tuple(values["partitions"])
+    values["folders"] = tuple(map(Path, values.get("folders", ())))
+    try:
+        serve(ServiceSettings(**values), command=FAKE)
+    except H3Error as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

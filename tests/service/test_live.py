@@ -1,0 +1,270 @@
+"""A whole server over a real socket: create, watch, fetch, delete; and how a server ends."""
+
+import io
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import httpx
+import pytest
+from PIL import Image
+
+from tests.paths import official
+from tests.service.client import T2VA, LiveServer, live
+from tests.service.test_process import is_alive
+
+FINAL = ("completed", "failed", "cancelled")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with live(tmp_path_factory.mktemp("live") / "data") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def http(server: LiveServer) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        wait_for(lambda: client.get("/ready").status_code == 200)
+        yield client
+
+
+def wait_for(look: Callable[[], Any], seconds: float = 30) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (seen := look()):
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.02)
+    return seen
+
+
+def create(http: httpx.Client, **changes: Any) -> dict[str, Any]:
+    reply = http.post("/v1/videos", json={**T2VA, **changes})
+    assert reply.status_code == 200, reply.text
+    video: dict[str, Any] = reply.json()
+    return video
+
+
+def finish(http: httpx.Client, video_id: str) -> dict[str, Any]:
+    def ended() -> Any:
+        video = http.get(f"/v1/videos/{video_id}").json()
+        return video if video["status"] in FINAL else None
+
+    video: dict[str, Any] = wait_for(ended)
+    return video
+
+
+def picture() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), "teal").save(file, "png")
+    return file.getvalue()
+
+
+def test_create_watch_fetch_delete(http: httpx.Client, server: LiveServer) -> None:
+    video = create(http)
+    assert video["status"] in ("queued", "in_progress") and video["size"] == "128x64"
+    video = finish(http, video["id"])
+    assert video["status"] == "completed" and video["progress"] == 100 and video["error"] is None
+    content = http.get(f"/v1/videos/{video['id']}/content")
+    assert content.headers["content-type"] == "video/mp4"
+    with av.open(io.BytesIO(content.content)) as box:
+        assert len(box.streams.video) == len(box.streams.audio) == 1
+    assert http.delete(f"/v1/videos/{video['id']}").json()["deleted"] is True
+    for path in ("", "/content", "/events"):
+        assert http.get(f"/v1/videos/{video['id']}{path}").status_code == 404
+    assert not (server.data / "jobs" / video["id"]).exists()
+
+
+def test_ranges_etag_and_variants(http: httpx.Client) -> None:
+    url = f"/v1/videos/{finish(http, create(http)['id'])['id']}/content"
+    whole = http.get(url)
+    part = http.get(url, headers={"Range": "bytes=10-19"})
+    assert part.status_code == 206 and part.content == whole.content[10:20]
+    assert part.headers["content-range"] == f"bytes 10-19/{len(whole.content)}"
+    tail = http.get(url, headers={"Range": "bytes=-5", "If-Range": whole.headers["etag"]})
+    assert tail.content == whole.content[-5:]
+    stale = http.get(url, headers={"Range": "bytes=0-4", "If-Range": '"other"'})
+    assert stale.status_code == 200 and stale.content == whole.content
+    assert http.get(url, headers={"Range": f"bytes={len(whole.content)}-"}).status_code == 416
+    assert http.get(url, headers={"If-None-Match": whole.headers["etag"]}).status_code == 304
+    head = http.head(url)
+    assert head.headers["content-length"] == str(len(whole.content)) and not head.content
+    assert http.get(url, params={"variant": "audio"}).headers["content-type"] == "audio/mp4"
+    thumbnail = http.get(url, params={"variant": "thumbnail"})
+    assert Image.open(io.BytesIO(thumbnail.content)).format == "JPEG"
+    assert http.get(url, params={"variant": "spritesheet"}).json()["error"]["param"] == "variant"
+
+
+def test_events_end_with_the_final_state(http: httpx.Client) -> None:
+    video = create(http, prompt="slow 0.1")
+    seen: list[tuple[str, dict[str, Any]]] = []
+    with http.stream("GET", f"/v1/videos/{video['id']}/events") as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        name = ""
+        for line in stream.iter_lines():
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            elif line.startswith("data: "):
+                seen.append((name, json.loads(line.removeprefix("data: "))))
+    assert [n for n, _ in seen][-1] == "completed" and seen[-1][1]["id"] == video["id"]
+    steps = [data["step"] for n, data in seen if n == "progress" and data["stage"] == "denoise"]
+    assert steps == sorted(steps) and len(set(steps)) >= 2
+    assert any(data["seconds_left"] for n, data in seen if n == "progress")
+
+
+def test_cancel_and_content_before_and_after(http: httpx.Client) -> None:
+    running, queued = create(http, prompt="slow 0.5"), create(http)
+    wait_for(lambda: http.get(f"/v1/videos/{running['id']}").json()["stage"] == "denoise")
+    early = http.get(f"/v1/videos/{running['id']}/content")
+    assert early.status_code == 409 and early.json()["error"]["code"] == "not_ready"
+    assert http.post(f"/v1/videos/{queued['id']}/cancel").json()["status"] == "cancelled"
+    assert http.post(f"/v1/videos/{running['id']}/cancel").json()["cancel_requested"] is True
+    assert finish(http, running["id"])["status"] == "cancelled"
+    late = http.get(f"/v1/videos/{running['id']}/content")
+    assert late.status_code == 409 and late.json()["error"]["code"] == "job_cancelled"
+    again = http.post(f"/v1/videos/{running['id']}/cancel")
+    assert again.status_code == 200 and again.json()["status"] == "cancelled"
+    assert finish(http, create(http)["id"])["status"] == "completed"
+
+
+def test_repeat_a_video_with_its_inputs_and_another_seed(http: httpx.Client) -> None:
+    body = {"task": "fl2va", "prompt": "a lion", "target": {"short_edge": 64, "duration_seconds": 4.0}}
+    body["conditions"] = [{"type": "image", "uri": "first.png", "role": "keyframe", "frame_index": 0}]
+    files = {"first": ("first.png", picture(), "image/png")}
+    first = http.post("/v1/videos", data={"request": json.dumps(body)}, files=files).json()
+    assert first["request"]["conditions"][0]["uri"] == f"job:{first['id']}/00.png"
+    second = http.post("/v1/videos", json={**first["request"], "seed": 7}).json()
+    done = [finish(http, v["id"]) for v in (first, second)]
+    assert [v["status"] for v in done] == ["completed", "completed"]
+    assert done[0]["files"]["video"]["sha256"] != done[1]["files"]["video"]["sha256"]
+
+
+@pytest.mark.parametrize("task", ["t2va", "fl2va", "ref2va"])
+def test_the_published_requests_with_their_files(http: httpx.Client, task: str) -> None:
+    root = official()
+    body = json.loads((root / "requests" / f"{task}.json").read_text())
+    film = (root / "samples" / "t2va.mp4").read_bytes()
+    given = {"first_frame.png": picture(), "reference_video.mp4": film, "reference_audio.mp3": film}
+    files: list[Any] = [("request", (None, json.dumps(body)))]
+    files += [("file", (c["uri"], given[c["uri"]])) for c in body["conditions"]]
+    reply = http.post("/v1/videos", files=files)
+    assert reply.status_code == 200, reply.text
+    video = finish(http, reply.json()["id"])
+    assert video["status"] == "completed" and video["prompt"] == body["prompt"]
+    assert video["plan"]["task"] == task and video["seconds"] == f"{body['target']['duration_seconds']}"
+
+
+def test_metrics_and_one_summary_line_per_job(http: httpx.Client, server: LiveServer) -> None:
+    video = finish(http, create(http)["id"])
+    lines = wait_for(lambda: [e for e in server.log if e.get("job") == video["id"]])
+    assert [line["message"] for line in lines] == ["job completed"]
+    assert lines[0]["attempts"] == 1 and lines[0]["ran_s"] >= 0 and "denoise" in lines[0]["stats"]["seconds"]
+    text = http.get("/metrics").text
+    for name in ("queue_depth 0.0", "queue_wait_seconds_count", 'stage_seconds_count{stage="denoise"}'):
+        assert f"h3serve_{name}" in text
+    for name in ("steps_per_second 4.0", 'memory_peak_bytes{kind="host",phase="load"} 1000.0', "workers{"):
+        assert f"h3serve_{name}" in text
+
+
+def test_a_client_that_leaves_mid_download_harms_nothing(http: httpx.Client, server: LiveServer) -> None:
+    video = finish(http, create(http)["id"])
+    with server.client() as other, other.stream("GET", f"/v1/videos/{video['id']}/content") as stream:
+        next(stream.iter_raw(16))
+    assert http.get("/health").status_code == 200
+    assert len(http.get(f"/v1/videos/{video['id']}/content").content) == video["files"]["video"]["bytes"]
+
+
+def test_a_client_that_leaves_mid_upload_leaves_no_file(http: httpx.Client, server: LiveServer) -> None:
+    def half() -> Iterator[bytes]:
+        yield b'--x\r\nContent-Disposition: form-data; name="f"; filename="a.png"\r\n\r\n' + b"p" * 200_000
+        wait_for(lambda: list((server.data / "incoming").iterdir()))
+        raise ConnectionAbortedError
+
+    headers = {"Content-Type": "multipart/form-data; boundary=x", "Content-Length": "9000000"}
+    before = len(http.get("/v1/videos", params={"limit": 100}).json()["data"])
+    with server.client() as other, pytest.raises((ConnectionAbortedError, httpx.HTTPError)):
+        other.post("/v1/videos", content=half(), headers=headers)
+    wait_for(lambda: not list((server.data / "incoming").iterdir()))
+    assert len(http.get("/v1/videos", params={"limit": 100}).json()["data"]) == before
+
+
+def test_sigterm_drains_and_the_next_server_goes_on(tmp_path: Path) -> None:
+    with live(tmp_path / "data") as server, server.client() as http:
+        running, queued = create(http, prompt="slow 0.3"), create(http)
+        wait_for(lambda: http.get(f"/v1/videos/{running['id']}").json()["status"] == "in_progress")
+        server.process.send_signal(signal.SIGTERM)
+        refused = wait_for(lambda: (r := http.post("/v1/videos", json=T2VA)).status_code == 503 and r)
+        assert refused.headers["retry-after"]
+        assert http.get("/ready").json()["draining"] is True
+        assert server.process.wait(20) == 0
+    with live(tmp_path / "data") as server, server.client() as http:
+        assert http.get(f"/v1/videos/{running['id']}").json()["status"] == "completed"
+        assert finish(http, queued["id"])["status"] == "completed"
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(20) == 0
+
+
+def test_a_second_signal_gives_the_job_back_at_once(tmp_path: Path) -> None:
+    with live(tmp_path / "data") as server, server.client() as http:
+        video = create(http, prompt="hang")
+        wait_for(lambda: http.get(f"/v1/videos/{video['id']}").json()["status"] == "in_progress")
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: http.get("/ready").json()["draining"])
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+    with live(tmp_path / "data") as server, server.client() as http:
+        row = http.get(f"/v1/videos/{video['id']}").json()
+        assert row["status"] in ("queued", "in_progress") and row["attempts"] <= 1
+
+
+def test_kill_9_of_the_server_loses_nothing(tmp_path: Path) -> None:
+    with live(tmp_path / "data") as server, server.client() as http:
+        running, queued = create(http, prompt="slow 0.5", seed=5), create(http, seed=5)
+        wait_for(lambda: http.get(f"/v1/videos/{running['id']}").json()["stage"] == "denoise")
+        workers = [e["pid"] for e in server.log if e["message"] == "ready"]
+        server.process.kill()
+        server.process.wait()
+        wait_for(lambda: not any(map(is_alive, workers)), 10)
+    with live(tmp_path / "data") as server, server.client() as http:
+        done = [finish(http, v["id"]) for v in (running, queued)]
+        assert [v["status"] for v in done] == ["completed", "completed"]
+        assert [v["attempts"] for v in done] == [2, 1]
+        assert done[0]["files"]["video"]["sha256"] == done[1]["files"]["video"]["sha256"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model": "missing"}, "has no model_index.json"),
+        ({"model": "load dies"}, "exited with code 3"),
+        ({"host": "203.0.113.1"}, "cannot listen on 203.0.113.1"),
+        ({"database": "sqlite:////no/such/folder/x.sqlite"}, "job database"),
+        ({"keys": "/no/such/keys.json"}, "key file"),
+        ({"webhook_secret": "/no/such/secret"}, "webhook secret"),
+    ],
+)
+def test_a_failing_start_says_why_and_leaves_nothing(tmp_path: Path, settings: dict[str, str], words: str) -> None:
+    with live(tmp_path / "data", **settings) as server:
+        assert server.process.wait(20) == 1
+        server.end()
+        said = [e["message"] for e in server.log if words in e["message"]]
+        assert said and not any("Traceback" in e["message"] for e in server.log)
+        assert list(tmp_path.iterdir()) == []
+        workers = [e["pid"] for e in server.log if e["message"] == "worker starts"]
+        assert len(workers) == (2 if "model" in settings else 0) and not any(map(is_alive, workers))
+
+
+def test_a_port_in_use_is_one_sentence(server: LiveServer, http: httpx.Client, tmp_path: Path) -> None:
+    with live(tmp_path / "data", port=server.port) as second:
+        assert second.process.wait(20) == 1
+        second.end()
+        assert any("cannot listen on 127.0.0.1" in e["message"] for e in second.log)
+        assert list(tmp_path.iterdir()) == []
+    with live(server.data) as third:
+        assert third.process.wait(20) == 1
+        third.end()
+        assert any("another server is using the data folder" in e["message"] for e in third.log)
+    assert http.get("/health").status_code == 200 and server.data.is_dir()
