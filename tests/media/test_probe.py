@@ -159,14 +159,14 @@ def test_sound_without_samples(tmp_path: Path) -> None:
 
 
 def test_long_silence_is_not_decoded(tmp_path: Path) -> None:
-    """B26: three hours in a small file are known to be three hours without unpacking them."""
+    """B26: an hour in a small file is known to be an hour without unpacking them."""
     with av.open(str(tmp_path / "a.flac"), "w") as box:
         stream = box.add_stream("flac", rate=8_000, layout="mono", format="s16")
-        for start in range(0, 3 * 3600 * 8_000, 8_000_000):
-            length = min(8_000_000, 3 * 3600 * 8_000 - start)
+        for start in range(0, 3600 * 8_000, 8_000_000):
+            length = min(8_000_000, 3600 * 8_000 - start)
             frame = av.AudioFrame.from_ndarray(np.zeros((1, length), np.int16), "s16", "mono")
             frame.sample_rate, frame.pts = 8_000, start
             box.mux(stream.encode(frame))
         box.mux(stream.encode(None))
-    assert (tmp_path / "a.flac").stat().st_size < 3_000_000
-    assert probe_media(MediaFile(tmp_path / "a.flac")).seconds == pytest.approx(3 * 3600)
+    assert (tmp_path / "a.flac").stat().st_size < 1_000_000
+    assert probe_media(MediaFile(tmp_path / "a.flac")).seconds == pytest.approx(3600)
