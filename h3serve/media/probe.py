@@ -70,7 +70,7 @@ def _ends(box: Any, streams: list[Any]) -> dict[int, Fraction]:
         if begin is None or packet.is_discard:
             continue
         end = (begin + (packet.duration or 0)) * packet.time_base
-        if not packet.duration and stream.average_rate:
+        if not packet.duration and stream.type == "video" and stream.average_rate:
             end += 1 / stream.average_rate
         ends[stream.index] = max(end, ends.get(stream.index, end))
     for stream in streams:
