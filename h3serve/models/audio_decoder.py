@@ -6,6 +6,7 @@ Attribute names are those of the checkpoint.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +18,14 @@ TAPS = 12
 CUTOFF, HALF_WIDTH = 0.25, 0.3  # of the sample rate, for a factor of two
 
 
+@cache  # every activation asks for it, and under the meta device its operations are slow
 def half_band_filter() -> torch.Tensor:
-    """[1, 1, 12] low-pass: a sinc under a Kaiser window, its sum 1."""
+    """[1, 1, 12] low-pass on the CPU: a sinc under a Kaiser window, its sum 1."""
+    with torch.device("cpu"):
+        return _half_band_filter()
+
+
+def _half_band_filter() -> torch.Tensor:
     attenuation = 2.285 * (TAPS // 2 - 1) * math.pi * 4 * HALF_WIDTH + 7.95  # 51 dB
     window = torch.kaiser_window(TAPS, periodic=False, beta=0.1102 * (attenuation - 8.7))
     time = torch.arange(-TAPS // 2, TAPS // 2) + 0.5
@@ -33,7 +40,7 @@ class _Filtered(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("filter", half_band_filter())
+        self.register_buffer("filter", half_band_filter().to(torch.get_default_device(), copy=True))
 
     def per_channel(self, channels: int) -> torch.Tensor:
         return self.filter.expand(channels, -1, -1)

@@ -55,7 +55,7 @@ class Component:
 
     name: str
     folder: Path
-    config: Mapping[str, Any]
+    config: dict[str, Any]
     weights: Path
 
 
@@ -172,7 +172,7 @@ def _shifts(values: Mapping[str, Any], file: Path) -> SigmaShifts:
     return SigmaShifts(float(values["video"]), float(values["audio"]))
 
 
-def _config(layout: Layout, name: str, folder: Path) -> Mapping[str, Any]:
+def _config(layout: Layout, name: str, folder: Path) -> dict[str, Any]:
     """The component's config as one dict; the original VAEs keep theirs in two files each."""
     if name == "tokenizer":
         return read_json(folder / "tokenizer_config.json")

@@ -6,9 +6,11 @@ the mapped bytes of one stored tensor, plus one chunk where a device wants anoth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from safetensors import safe_open
@@ -44,12 +46,13 @@ def load_weights(
     check_names(index, key_map)
     for entry in key_map.entries:
         check_shape(entry, index, tuple(slots[entry.target].shape))
-    for entry in sorted(key_map.entries, key=lambda entry: _position(entry, index)):
-        stored = index.tensors[entry.sources[0]]
-        dtype = dtype_of(entry.target) if dtype_of else stored.dtype
-        target = torch.empty(slots[entry.target].shape, dtype=dtype, device=device)
-        read_entry(entry, index, target)
-        _assign(module, entry.target, target)
+    with EntryReader(index) as reader:
+        for entry in sorted(key_map.entries, key=lambda entry: _position(entry, index)):
+            stored = index.tensors[entry.sources[0]]
+            dtype = dtype_of(entry.target) if dtype_of else stored.dtype
+            target = torch.empty(slots[entry.target].shape, dtype=dtype, device=device)
+            reader.read(entry, target)
+            _assign(module, entry.target, target)
 
 
 def check_names(index: TensorIndex, key_map: KeyMap) -> None:
@@ -69,27 +72,74 @@ def check_names(index: TensorIndex, key_map: KeyMap) -> None:
 def check_shape(entry: Entry, index: TensorIndex, shape: tuple[int, ...]) -> None:
     """The sources, one after another along axis 0, have the target's shape."""
     stored = [index.tensors[source].shape for source in entry.sources]
-    joined = stored[0]
-    if len(stored) > 1:
-        joined = (sum(s[0] for s in stored), *stored[0][1:])
-    if joined != shape or any(s[1:] != shape[1:] for s in stored):
+    if _joined(stored) != shape:
         found = " + ".join(str(list(s)) for s in stored)
         raise CheckpointError(
             f"{index.folder}: {some(entry.sources)} has shape {found}, the config needs {list(shape)}"
         )
 
 
-@torch.no_grad()
-def read_entry(entry: Entry, index: TensorIndex, target: torch.Tensor) -> None:
-    """Read the sources of an entry into `target`, which may be on any device and of any dtype."""
-    rows = torch.atleast_1d(target)
-    place = row_places(entry, len(rows))
-    start = 0
-    for source in entry.sources:
-        stored = index.tensors[source]
-        count = stored.shape[0] if stored.shape else 1
-        _read_source(stored, rows, place[start : start + count])
-        start += count
+def read_tensors(index: TensorIndex, key_map: KeyMap, wanted: Collection[str]) -> dict[str, torch.Tensor]:
+    """A few of our tensors, in their stored dtype, on the CPU."""
+    tensors = {}
+    with EntryReader(index) as reader:
+        for entry in key_map.entries:
+            if entry.target in wanted:
+                stored = [index.tensors[source] for source in entry.sources]
+                shape = _joined([tensor.shape for tensor in stored])
+                assert shape is not None
+                tensors[entry.target] = torch.empty(shape, dtype=stored[0].dtype)
+                reader.read(entry, tensors[entry.target])
+    return tensors
+
+
+def _joined(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The shape of several tensors one after another; None if they do not fit together."""
+    first = shapes[0]
+    if len(shapes) == 1:
+        return first
+    if any(not shape or shape[1:] != first[1:] for shape in shapes):
+        return None
+    return sum(shape[0] for shape in shapes), *first[1:]
+
+
+class EntryReader:
+    """Reads entries into given memory, with at most the bytes of the largest tensor mapped.
+
+    Closing a file unmaps the pages that were read of it; without that they add up to whole shards.
+    """
+
+    def __init__(self, index: TensorIndex) -> None:
+        self._index = index
+        self._budget = max((tensor.num_bytes for tensor in index.tensors.values()), default=0)
+        self._file: Path | None = None
+        self._mapped = 0
+        self._stack = ExitStack()
+
+    def __enter__(self) -> EntryReader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    @torch.no_grad()
+    def read(self, entry: Entry, target: torch.Tensor) -> None:
+        """Put an entry's sources into `target`, which may be on any device and of any dtype."""
+        rows = torch.atleast_1d(target)
+        place = row_places(entry, len(rows))
+        start = 0
+        for source in entry.sources:
+            stored = torch.atleast_1d(self._stored(self._index.tensors[source]))
+            _copy(stored, rows, place[start : start + len(stored)])
+            start += len(stored)
+
+    def _stored(self, tensor: TensorInfo) -> torch.Tensor:
+        if tensor.file != self._file or self._mapped + tensor.num_bytes > self._budget:
+            self._stack.close()
+            self._open = self._stack.enter_context(safe_open(tensor.file, framework="pt"))
+            self._file, self._mapped = tensor.file, 0
+        self._mapped += tensor.num_bytes
+        return self._open.get_tensor(tensor.name)
 
 
 def row_places(entry: Entry, rows: int) -> torch.Tensor:
@@ -102,14 +152,12 @@ def row_places(entry: Entry, rows: int) -> torch.Tensor:
     return place
 
 
-def _read_source(stored: TensorInfo, rows: torch.Tensor, place: torch.Tensor) -> None:
-    # Opened for one tensor only: closing unmaps its pages, so they never add up over a file.
-    with safe_open(stored.file, framework="pt") as file:
-        source = torch.atleast_1d(file.get_tensor(stored.name))
-        step = max(1, CHUNK_BYTES // max(1, source[:1].nbytes))
-        for first, end in _runs(place, step):
-            at = int(place[first])
-            rows[at : at + end - first].copy_(source[first:end])
+def _copy(stored: torch.Tensor, rows: torch.Tensor, place: torch.Tensor) -> None:
+    """Each stored row to its place among ours."""
+    longest = max(1, CHUNK_BYTES // max(1, stored[:1].nbytes))
+    for first, end in _runs(place, longest):
+        at = int(place[first])
+        rows[at : at + end - first].copy_(stored[first:end])
 
 
 def _runs(place: torch.Tensor, longest: int) -> Iterator[tuple[int, int]]:

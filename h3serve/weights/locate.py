@@ -1,0 +1,54 @@
+"""From what a user calls a model (a folder, a hub id, or "demo") to what is in it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from h3serve.core.errors import CheckpointError, OutputError, RequestError
+from h3serve.core.tasks import Partition
+from h3serve.weights.demo import write_demo_checkpoint
+from h3serve.weights.hub import download, is_hub_id
+from h3serve.weights.layout import ModelFolder, open_folder
+
+# "demo" is the best demo there is, "demo-random" the one with random weights; so far they are one.
+DEMOS = ("demo", "demo-random")
+
+
+def locate(model: str, partition: Partition, *, revision: str | None = None, cache: Path | None = None) -> ModelFolder:
+    """Open a model, fetched or made first if need be, that holds `partition`.
+
+    A folder never touches the network. The demo is written into `cache` (default
+    `~/.cache/h3serve`) on first use. CheckpointError if it cannot be found or lacks the partition.
+    """
+    if revision is not None and (model in DEMOS or not is_hub_id(model) or Path(model).is_dir()):
+        raise RequestError("revision", revision, f"only a hub id has revisions, {model} is none")
+    if model in DEMOS:
+        folder = open_folder(demo_folder(cache or Path.home() / ".cache" / "h3serve"))
+    elif model and Path(model).expanduser().is_dir():
+        folder = open_folder(Path(model))
+    elif is_hub_id(model):
+        folder = open_folder(download(model, partition, revision=revision))
+    else:
+        raise CheckpointError(f"{model!r} is no folder, no hub id (owner/name) and not demo")
+    folder.partition(partition)
+    return folder
+
+
+def demo_folder(cache: Path) -> Path:
+    """The demo checkpoint, written on first use; several processes may ask at once."""
+    folder = cache / f"demo-random-{_code_digest()}"
+    if not folder.is_dir():
+        try:
+            write_demo_checkpoint(folder)
+        except (RequestError, OutputError):  # another process was faster, or it really failed
+            if not folder.is_dir():
+                raise
+    return folder
+
+
+def _code_digest() -> str:
+    """Of the code that decides what the demo holds: an older demo is never taken for this one's."""
+    room = Path(__file__).parent
+    files = sorted([*room.glob("demo*.py"), *(room.parent / "models").glob("*.py")])
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]

@@ -1,0 +1,28 @@
+"""Writes `h3serve.json` beside a checkpoint that is known to be good, for the canary to compare with."""
+
+from __future__ import annotations
+
+from h3serve.core.tasks import Partition
+from h3serve.weights.components import RECIPES
+from h3serve.weights.index import read_index
+from h3serve.weights.layout import ModelFolder
+from h3serve.weights.load import read_tensors
+from h3serve.weights.probes import PROBED, Probe, Probes, key, write_probes
+
+
+def record(model: ModelFolder) -> None:
+    """Take the probes of every network and keep them in each partition's folder.
+
+    Every folder gets the transformers of all partitions, so that an exchanged one is called by its name.
+    """
+    transformers = {key("transformer", name): _probes(model, "transformer", name) for name in model.partitions}
+    for name, place in model.partitions.items():
+        others = {component: _probes(model, component, name) for component in RECIPES if component != "transformer"}
+        write_probes(place.folder, transformers | others)
+
+
+def _probes(model: ModelFolder, name: str, partition: Partition) -> Probes:
+    recipe, component = RECIPES[name], model.component(name, partition)
+    key_map = recipe.key_map(recipe.read_config(component.config), model.layout)
+    tensors = read_tensors(read_index(component.weights), key_map, PROBED[name])
+    return {tensor: Probe.take(tensors[tensor]) for tensor in PROBED[name]}
