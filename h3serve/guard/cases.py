@@ -19,7 +19,7 @@ from h3serve.guard.limits import Thresholds
 
 Check = Literal["frames", "sound", "container", "memory", "time"]
 METERS: frozenset[Check] = frozenset({"memory", "time"})
-SHIPPED = ("demo", "full")
+SHIPPED = ("demo", "demo-gpu", "full")
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -75,7 +75,7 @@ class _CaseFile(_Value):
 
 
 def load_cases(names: Iterable[str | Path] = ("demo",)) -> list[Case]:
-    """Cases of shipped sets ("demo", "full") and of YAML files, in order.
+    """Cases of shipped sets ("demo", "demo-gpu", "full") and of YAML files, in order.
 
     Raises RequestError naming file and field for anything unknown or wrong, and for an id used twice.
     """
@@ -88,7 +88,7 @@ def load_cases(names: Iterable[str | Path] = ("demo",)) -> list[Case]:
 
 def _path(name: str | Path) -> Path:
     if name in SHIPPED:
-        return Path(__file__).parent / f"cases_{name}.yaml"
+        return Path(__file__).parent / f"cases_{str(name).replace('-', '_')}.yaml"
     return Path(name)
 
 

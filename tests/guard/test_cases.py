@@ -3,7 +3,7 @@ import yaml
 
 from h3serve.core.errors import RequestError
 from h3serve.guard.cases import load_cases
-from h3serve.guard.limits import FrameLimits
+from h3serve.guard.limits import MIB, FrameLimits
 
 CASE = {
     "id": "one",
@@ -36,6 +36,14 @@ def test_shipped_sets_cover_every_task(name):
     wanted = {("t2va", (), ())} | {("fl2va", (), keys) for keys in ((0,), (-1,), (0, -1))}
     wanted |= {("ref2va", kinds, ()) for kinds in (("image",), ("image", "audio"), ("video_audio",))}
     assert kinds == {(gpus, *rest) for gpus in ([0] if name == "demo" else [1, 2]) for rest in wanted}
+
+
+def test_the_gpu_demo_guards_megabytes():
+    """A copy of one small buffer must show, so the constant part of the tolerance is far below 128 MiB."""
+    cases = load_cases(["demo-gpu"])
+    assert {case.gpus for case in cases} == {1}
+    assert all({"memory", "time"} <= set(case.checks) for case in cases)
+    assert all(case.thresholds.memory.runtime_bytes <= 2 * MIB for case in cases)
 
 
 def test_limits_are_overridden_one_by_one(tmp_path):
@@ -91,5 +99,5 @@ def test_a_broken_file_is_one_sentence(tmp_path, text):
 
 
 def test_a_missing_file_names_the_shipped_sets(tmp_path):
-    with pytest.raises(RequestError, match="demo, full or a readable YAML file"):
+    with pytest.raises(RequestError, match="demo, demo-gpu, full or a readable YAML file"):
         load_cases([tmp_path / "none.yaml"])

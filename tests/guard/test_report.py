@@ -26,7 +26,7 @@ def example() -> Report:
         seconds=3,
         attempts=2,
     )
-    broken = CaseResult(case_id="hail", platform="cpu", problems=("model folder </section> & more is missing\x00",))
+    broken = CaseResult(case_id="hail", platform="cpu", problems=("model folder </details> & more is missing\x00",))
     passing = CaseResult(case_id="snow", platform="cpu", figures=(at_least("SSIM", 0.99, 0.92),), notes=("faster",))
     return Report(
         run="run-2", started="2025-01-02T00:00:00", made_with="test", kind="nightly", results=(failing, broken, passing)
@@ -62,7 +62,7 @@ def test_junit_counts_failures_and_errors():
     }
     cases = {case.get("name"): case for case in suite}
     assert "SSIM is 0.5" in cases["rain"].find("failure").get("message")
-    assert "</section>" in cases["hail"].find("error").get("message")
+    assert "</details>" in cases["hail"].find("error").get("message")
     assert next(iter(cases["snow"])).tag == "system-out"
 
 
@@ -99,8 +99,8 @@ def test_page_is_whole_and_self_contained(run_folder, tmp_path):
     assert len(page.sources) == 3 * 3 + 2  # truth, run and difference of three frames; two spectrograms
     assert text.count('class="wave') == 2
     assert text.count('class="trend"') == 3
-    assert "&lt;/section&gt; &amp; more" in text
-    assert page.tags.count("section") == 3
+    assert "&lt;/details&gt; &amp; more" in text
+    assert page.tags.count("details") == 3
     assert read_report(run_folder) == example()
 
 

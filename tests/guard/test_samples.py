@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from h3serve.core.errors import RequestError
-from h3serve.guard.cases import load_cases
+from h3serve.guard.cases import SHIPPED, load_cases
 from h3serve.guard.samples import SAMPLES, draw, picture, resolve, tones
 
 
@@ -35,7 +35,7 @@ def test_sound_is_neither_silent_nor_clipped():
 
 def test_shipped_cases_name_known_samples(tmp_path):
     used = set()
-    for case in load_cases(["demo", "full"]):
+    for case in load_cases(SHIPPED):
         used |= {condition.uri.removeprefix("sample:") for condition in case.request.conditions}
     assert used == set(SAMPLES)
 
