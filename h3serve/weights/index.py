@@ -85,6 +85,13 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 def read_header(file: Path) -> tuple[TensorInfo, ...]:
     """The tensors of one safetensors file; a file shorter than its header promises is named as cut."""
+    try:
+        return _read_header(file)
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _read_header(file: Path) -> tuple[TensorInfo, ...]:
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -104,9 +111,12 @@ def read_header(file: Path) -> tuple[TensorInfo, ...]:
 
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object; CheckpointError if the file is missing or is not one."""
-    if not file.is_file():
-        raise CheckpointError(f"{file} is missing")
-    return _parse(file.read_bytes(), file)
+    try:
+        return _parse(file.read_bytes(), file)
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def _parse(data: bytes, file: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from h3serve.core.errors import CheckpointError
@@ -136,10 +136,17 @@ class EntryReader:
     def _stored(self, tensor: TensorInfo) -> torch.Tensor:
         if tensor.file != self._file or self._mapped + tensor.num_bytes > self._budget:
             self._stack.close()
-            self._open = self._stack.enter_context(safe_open(tensor.file, framework="pt"))
+            self._open = self._stack.enter_context(_open(tensor.file))
             self._file, self._mapped = tensor.file, 0
         self._mapped += tensor.num_bytes
         return self._open.get_tensor(tensor.name)
+
+
+def _open(file: Path) -> safe_open:
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
 
 
 def row_places(entry: Entry, rows: int) -> torch.Tensor:

@@ -16,6 +16,7 @@ Opinion = Literal["as expected", "against", "none"]
 EXPLAINED = 0.3  # share of variance between the parts that makes an opinion
 MARGIN = 2.0  # times the next best explanation
 BLOCKS = 48  # fewer blocks of head rows than this say nothing
+COLUMNS = 512  # of each row that are looked at: enough, and a small copy
 
 
 def qkv_order(weight: torch.Tensor, *, heads: int) -> tuple[Opinion, str]:
@@ -27,7 +28,7 @@ def qkv_order(weight: torch.Tensor, *, heads: int) -> tuple[Opinion, str]:
     """
     if 3 * heads < BLOCKS:
         return "none", "too few heads to tell"
-    norms = weight.float().flatten(1).norm(dim=1).view(3 * heads, -1)
+    norms = weight[:, :COLUMNS].float().norm(dim=1).view(3 * heads, -1)
     features = torch.stack([norms.mean(1).log(), norms.std(1) / norms.mean(1)])
     block = torch.arange(3 * heads, device=weight.device)
     in_third, third = block % heads, block // heads
@@ -50,7 +51,7 @@ def gate_up_order(weight: torch.Tensor) -> tuple[Opinion, str]:
     Turning the sign of an up row and of its column in the next matrix changes nothing, so up rows
     have no common direction; gate rows, whose sign matters, drift into one in training.
     """
-    gate, up = (_common_direction(half) for half in weight.float().flatten(1).chunk(2))
+    gate, up = (_common_direction(half) for half in weight[:, :COLUMNS].float().chunk(2))
     if max(gate, up) < MARGIN * min(gate, up):
         return "none", "the halves give no clue"
     return (

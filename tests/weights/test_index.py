@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from h3serve.core.errors import CheckpointError
-from h3serve.weights.index import DTYPES, read_index
+from h3serve.weights.index import DTYPES, read_index, read_json
 from h3serve.weights.names import some
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -120,6 +120,16 @@ def test_other_damage(data: bytes, reason: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(CheckpointError, match=reason):
         read_index(tmp_path)
+
+
+def test_a_folder_of_a_file_s_name(tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    (tmp_path / "model.safetensors.index.json").mkdir()
+    with pytest.raises(CheckpointError, match="no weight files here"):
+        read_index(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot be read: Is a directory"):
+        read_json(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{}", '{"weight_map": []}', '{"weight_map": {}}'])

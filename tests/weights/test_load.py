@@ -153,6 +153,17 @@ def test_wrong_shape(layout: str, state: dict[str, torch.Tensor], tmp_path: Path
         load_weights(meta_toy(), read_index(write(tmp_path, stored)), key_map(layout))
 
 
+def test_overlapping_tensors_are_refused(tmp_path: Path) -> None:
+    """What only the library's own reader notices is one sentence as well."""
+    entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    text = json.dumps({"a": entry, "b": entry}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    with torch.device("meta"):
+        module = nn.ParameterDict({name: nn.Parameter(torch.empty(1)) for name in "ab"})
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
+        load_weights(module, read_index(tmp_path), KeyMap(same("a", "b")))
+
+
 def test_a_key_map_of_another_module_is_our_own_mistake(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
     index = read_index(write(tmp_path, original_file(state)))
     with pytest.raises(AssertionError, match="different tensors"):
