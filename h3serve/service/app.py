@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import resources
+from pathlib import PurePath
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -14,14 +15,8 @@ from h3serve.service.replies import install
 from h3serve.service.schema import component_schemas
 from h3serve.service.shield import Shield
 
-_PAGES = {
-    "/": ("index.html", "text/html"),
-    "/docs": ("docs.html", "text/html"),
-    "/web/page.js": ("page.js", "text/javascript"),
-    "/web/docs.js": ("docs.js", "text/javascript"),
-    "/web/page.css": ("page.css", "text/css"),
-    "/favicon.ico": ("icon.svg", "image/svg+xml"),
-}
+_PAGES = {"index.html": "/", "docs.html": "/docs"}
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
 def make_app(context: Context) -> FastAPI:
@@ -40,9 +35,10 @@ def make_app(context: Context) -> FastAPI:
 def _pages() -> APIRouter:
     """The web page and the API page: files of this package, read once."""
     router = APIRouter(include_in_schema=False)
-    for path, (name, kind) in _PAGES.items():
-        data = (resources.files("h3serve.service") / "web" / name).read_bytes()
-        router.add_api_route(path, _fixed(data, kind), methods=["GET"])
+    for file in (resources.files("h3serve.service") / "web").iterdir():
+        path = _PAGES.get(file.name, f"/web/{file.name}")
+        kind = _TYPES[PurePath(file.name).suffix]
+        router.add_api_route(path, _fixed(file.read_bytes(), kind), methods=["GET"])
     return router
 
 

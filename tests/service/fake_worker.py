@@ -67,14 +67,14 @@ def misbehave(prompt: str, output: Path) -> None:
     (output.parent / "half.partial").unlink()
 
 
-def write(output: Path, seed: int) -> None:
+def write(output: Path, seed: int, *, frames: int = FRAMES) -> None:
     """A small film that depends on the seed alone."""
     noise = np.random.default_rng(seed)
-    frames = noise.integers(0, 255, (FRAMES, SIDE, SIDE, 3), dtype=np.uint8)
-    wave = noise.uniform(-0.1, 0.1, (2, FRAMES * 32000 // 24)).astype(np.float32)
-    with mp4_writer(output, width=SIDE, height=SIDE, num_frames=FRAMES, preset="ultrafast") as film:
+    pictures = noise.integers(0, 255, (frames, SIDE, SIDE, 3), dtype=np.uint8)
+    wave = noise.uniform(-0.1, 0.1, (2, frames * 32000 // 24)).astype(np.float32)
+    with mp4_writer(output, width=SIDE, height=SIDE, num_frames=frames, preset="ultrafast") as film:
         film.write_audio(wave)
-        film.write_frames(frames)
+        film.write_frames(pictures)
 
 
 def build(settings: Json) -> FakeEngine:

@@ -1,1 +1,152 @@
+// The page: the form, its plan, and what ties them to the list of videos.
 
+import { getJson, getKey, post, setKey } from "./api.js";
+import * as history from "./history.js";
+import * as media from "./media.js";
+
+const at = (id) => document.getElementById(id);
+const form = at("form"), problem = at("problem"), plan = at("plan");
+const PLAN_UPLOAD_BYTES = 20e6; // more is only sent when asked to
+const FIELDS = { prompt: "Prompt", aspect_ratio: "Shape", duration_seconds: "Seconds", seed: "Seed", short_edge: "Short edge",
+  num_inference_steps: "Steps", quality: "Quality" }; // the id of a field, which is H3's name, and its label
+let planning = null, timer = 0;
+
+const task = () => form.elements.task.value;
+const number = (id) => (at(id).value.trim() === "" ? null : Number(at(id).value));
+
+function body() {
+  const data = new FormData();
+  const target = { short_edge: number("short_edge"), aspect_ratio: at("aspect_ratio").value };
+  if (number("duration_seconds") !== null) target.duration_seconds = number("duration_seconds");
+  const request = { task: task(), prompt: at("prompt").value, target, seed: number("seed") ?? 42, num_inference_steps: number("num_inference_steps") ?? 50 };
+  if (at("quality").value) request.quality = at("quality").value;
+  const conditions = media.conditions(task(), data);
+  if (conditions.length) request.conditions = conditions;
+  data.append("request", JSON.stringify(request));
+  return data;
+}
+
+function tell(error) {
+  for (const id of Object.keys(FIELDS)) at(id).removeAttribute("aria-invalid");
+  problem.hidden = !error;
+  if (!error) return;
+  if (error.status === 401) at("key-box").hidden = false;
+  const id = (error.param || "").split(".").pop();
+  const named = FIELDS[id] && error.message.startsWith(`${error.param}:`);
+  problem.textContent = named ? error.message.replace(error.param, FIELDS[id]) : error.message;
+  if (!FIELDS[id]) return;
+  at(id).setAttribute("aria-invalid", "true");
+  at(id).setAttribute("aria-describedby", "problem");
+}
+
+async function check() {
+  planning?.abort();
+  planning = new AbortController();
+  try {
+    const p = await post("/v1/plan", body(), planning.signal);
+    const time = p.estimated_seconds == null ? "no finished video yet to judge the time by" : `about ${history.time(p.estimated_seconds)}`;
+    plan.textContent = `${p.width}×${p.height}, ${p.frames} frames (${p.seconds.toFixed(2)} s), ${p.steps} steps; ${time}; ${p.peak_gib} GiB of GPU memory`;
+    tell(null);
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    plan.textContent = "";
+    tell(error);
+  }
+}
+
+function changed() {
+  clearTimeout(timer);
+  plan.textContent = "";
+  tell(null);
+  if (!at("prompt").value.trim() || media.uploadBytes() > PLAN_UPLOAD_BYTES) return;
+  if (task() !== "t2va" && !media.conditions(task(), new FormData()).length) return;
+  timer = setTimeout(check, 500);
+}
+
+function showTask() {
+  at("frames").hidden = task() !== "fl2va";
+  at("references").hidden = task() !== "ref2va";
+  changed();
+}
+
+async function submit(event) {
+  event.preventDefault();
+  clearTimeout(timer);
+  at("send").disabled = true;
+  at("send").textContent = "Sending…";
+  try {
+    const card = history.show(await post("/v1/videos", body()));
+    tell(null);
+    card.scrollIntoView({ block: "nearest", behavior: "smooth" });
+  } catch (error) {
+    tell(error);
+    problem.scrollIntoView({ block: "nearest" });
+  } finally {
+    at("send").disabled = false;
+    at("send").textContent = "Generate";
+  }
+}
+
+function edit(request) {
+  form.elements.task.value = request.task;
+  at("prompt").value = request.prompt;
+  for (const name of ["short_edge", "aspect_ratio", "duration_seconds"]) {
+    const value = request.target[name] ?? "";
+    if (name === "aspect_ratio" && ![...at(name).options].some((o) => o.value === value)) at(name).add(new Option(value));
+    at(name).value = value;
+  }
+  at("seed").value = request.seed;
+  at("num_inference_steps").value = request.num_inference_steps;
+  at("quality").value = request.quality || "";
+  media.load(request.conditions || []);
+  showTask();
+  form.scrollIntoView({ block: "start" });
+  at("prompt").focus();
+}
+
+async function greet() {
+  const model = (await getJson("/v1/models")).data[0];
+  for (const input of form.elements.task) {
+    input.disabled = !model.tasks.includes(input.value);
+    input.parentElement.title = input.disabled ? "This server has not loaded the weights for this task" : "";
+  }
+  if (!model.tasks.includes(task())) form.elements.task.value = model.tasks[0];
+  showTask();
+  return model.id;
+}
+
+async function connect() {
+  try {
+    const name = await greet();
+    await history.refresh();
+    history.showNone();
+    const { ready, draining } = await (await fetch("/ready")).json();
+    at("server").textContent = draining ? `${name}: stopping` : ready ? `${name}: ready` : `${name}: loading the model`;
+    setTimeout(beat, 5000, name);
+  } catch (error) {
+    at("server").textContent = "not connected";
+    tell(error);
+    if (error.status !== 401) setTimeout(connect, 5000);
+  }
+}
+
+async function beat(name) {
+  try {
+    const { ready, draining } = await (await fetch("/ready")).json();
+    at("server").textContent = draining ? `${name}: stopping` : ready ? `${name}: ready` : `${name}: loading the model`;
+    await history.refresh();
+  } catch {
+    at("server").textContent = "the server cannot be reached";
+  }
+  setTimeout(beat, 5000, name);
+}
+
+history.start({ onProblem: tell, onEdit: edit });
+media.start(changed);
+form.addEventListener("submit", submit);
+form.addEventListener("input", (event) => (event.target.name === "task" ? showTask() : changed()));
+at("check").addEventListener("click", check);
+at("dice").addEventListener("click", () => { at("seed").value = Math.floor(Math.random() * 2 ** 32); changed(); });
+at("key").value = getKey();
+at("key").addEventListener("change", () => { setKey(at("key").value.trim()); connect(); });
+connect();

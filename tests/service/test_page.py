@@ -1,0 +1,203 @@
+"""The page in a real browser: the three tasks, progress, playing, refusals, keyboard, a phone."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.service.browser import chromium
+from tests.service.client import LiveServer, live
+from tests.service.fake_worker import write
+
+CSS, ENTER, SPACE, RIGHT = "css selector", "\ue007", " ", "\ue014"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with live(tmp_path_factory.mktemp("page") / "data") as server, server.client() as http:
+        wait(lambda: http.get("/ready").status_code == 200)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with chromium(tmp_path_factory.mktemp("profile")) as window:
+        yield window
+
+
+@pytest.fixture
+def page(browser: Any, server: LiveServer) -> Iterator["Page"]:
+    browser.get(f"http://127.0.0.1:{server.port}/")
+    page = Page(browser)
+    wait(lambda: "ready" in page.text("#server"))
+    browser.get_log("browser")
+    yield page
+    faults = [e["message"] for e in browser.get_log("browser") if e["level"] == "SEVERE"]
+    assert [f for f in faults if "status of 400" not in f] == []
+
+
+def wait(look: Callable[[], Any], seconds: float = 20) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (seen := look()):
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.05)
+    return seen
+
+
+class Page:
+    def __init__(self, window: Any) -> None:
+        self.window = window
+
+    def one(self, selector: str) -> Any:
+        return self.window.find_element(CSS, selector)
+
+    def text(self, selector: str) -> str:
+        return str(
+            self.window.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
+        )
+
+    def fill(self, selector: str, text: str) -> None:
+        self.one(selector).clear()
+        self.one(selector).send_keys(text)
+
+    def pick(self, task: str) -> None:
+        self.window.execute_script("document.querySelector(`input[value=${arguments[0]}]`).click()", task)
+
+    def small(self) -> None:
+        """Settings that make the smallest video."""
+        self.window.execute_script("document.querySelector('details').open = true")
+        self.fill("#short_edge", "64")
+        self.fill("#duration_seconds", "4")
+
+    def send(self) -> str:
+        before = self.first()
+        self.one("#send").click()
+        return str(wait(lambda: (i := self.first()) != before and i))
+
+    def first(self) -> str | None:
+        found: str | None = self.window.execute_script("return document.querySelector('.card')?.dataset.id")
+        return found
+
+    def state(self, video: str) -> str:
+        return self.text(f'[data-id="{video}"] .state')
+
+
+def test_text_to_video_with_plan_progress_and_playing(page: Page) -> None:
+    page.small()
+    page.fill("#prompt", "slow 0.3 a lion at dusk")
+    assert "107 frames" in wait(lambda: page.text("#plan"))
+    video = page.send()
+    wait(lambda: "denoising step" in page.text(f'[data-id="{video}"] .detail'))
+    assert "left" in page.text(f'[data-id="{video}"] .detail')
+    assert int(page.one("progress").get_attribute("value")) > 0
+    wait(lambda: page.state(video) == "Done")
+    wait(lambda: page.window.find_elements(CSS, ".screen button img"))
+    page.one(".screen button").click()
+    played = (
+        "const v = document.querySelector('video'); return v && v.currentTime > 0 && v.webkitAudioDecodedByteCount > 0"
+    )
+    wait(lambda: page.window.execute_script(played))
+
+
+def test_first_picture(page: Page, tmp_path: Path) -> None:
+    Image.new("RGB", (640, 360), "teal").save(tmp_path / "first.png")
+    page.pick("fl2va")
+    page.small()
+    page.fill("#prompt", "from a picture")
+    page.one(".slot[data-index='0'] input").send_keys(str(tmp_path / "first.png"))
+    assert "128×64" in wait(lambda: page.text("#plan"))
+    assert page.one(".slot[data-index='0'] img").get_attribute("alt") == "First picture: first.png"
+    video = page.send()
+    wait(lambda: page.state(video) == "Done")
+
+
+def test_references_keep_their_order_and_labels(page: Page, tmp_path: Path) -> None:
+    Image.new("RGB", (640, 360), "teal").save(tmp_path / "face.png")
+    write(tmp_path / "clip.mp4", 1, frames=72)
+    page.pick("ref2va")
+    page.small()
+    page.fill("#prompt", "<Picture 1> in <Video 1>")
+    page.one("#add-reference input").send_keys(f"{tmp_path / 'clip.mp4'}\n{tmp_path / 'face.png'}")
+    wait(lambda: len(page.window.find_elements(CSS, "#reference-list li")) == 2)
+    labels = [e.text for e in page.window.find_elements(CSS, "#reference-list .label")]
+    assert labels == ["<Video 1>", "<Picture 1>"]
+    page.window.find_elements(CSS, "#reference-list [aria-label='Move face.png up']")[0].click()
+    assert [e.text for e in page.window.find_elements(CSS, "#reference-list .label")] == ["<Picture 1>", "<Video 1>"]
+    assert "frames" in wait(lambda: page.text("#plan"))
+    video = page.send()
+    wait(lambda: page.state(video) == "Done")
+    kinds = "return document.querySelector('.card').video.request.conditions.map((c) => c.type)"
+    assert page.window.execute_script(kinds) == ["image", "video"]
+
+
+def test_a_refusal_is_readable_and_marks_the_field(page: Page) -> None:
+    page.fill("#prompt", "a lion")
+    page.fill("#duration_seconds", "99")
+    message = wait(lambda: page.one("#problem").text)
+    assert message == "Seconds: 99.0 is not usable: a number from 4 to 15"
+    assert page.one("#duration_seconds").get_attribute("aria-invalid") == "true"
+    page.fill("#duration_seconds", "5")
+    assert wait(lambda: page.text("#plan")) and not page.one("#problem").is_displayed()
+
+
+def test_cancel_another_seed_use_again_and_delete(page: Page) -> None:
+    page.small()
+    page.fill("#prompt", "slow 1 a cat")
+    video = page.send()
+    wait(lambda: page.state(video) == "Running")
+    page.one(f'[data-id="{video}"] .cancel').click()
+    wait(lambda: page.state(video) == "Cancelled")
+    page.one(f'[data-id="{video}"] .again').click()
+    second = wait(lambda: (i := page.first()) != video and i)
+    assert f"seed {42}," not in page.text(f'[data-id="{second}"] .size')
+    page.one(f'[data-id="{second}"] .cancel').click()
+    wait(lambda: page.state(second) == "Cancelled")
+    page.one(f'[data-id="{second}"] .edit').click()
+    assert page.one("#prompt").get_attribute("value") == "slow 1 a cat"
+    page.window.execute_script("window.confirm = () => true")
+    page.one(f'[data-id="{second}"] .delete').click()
+    wait(lambda: page.first() == video)
+
+
+def test_by_keyboard_alone(page: Page) -> None:
+    page.small()
+    active = page.window.switch_to.active_element
+    page.window.execute_script("document.querySelector('input[value=t2va]').focus()")
+    active = page.window.switch_to.active_element
+    active.send_keys(RIGHT)
+    assert page.window.execute_script("return document.querySelector('form').elements.task.value") == "fl2va"
+    page.window.switch_to.active_element.send_keys("\ue012")
+    page.window.switch_to.active_element.send_keys("\ue004")
+    prompt = page.window.switch_to.active_element
+    assert prompt.get_attribute("id") == "prompt"
+    prompt.send_keys("by hand")
+    before = page.first()
+    for _ in range(20):
+        page.window.switch_to.active_element.send_keys("\ue004")
+        if page.window.switch_to.active_element.get_attribute("id") == "send":
+            break
+    page.window.switch_to.active_element.send_keys(ENTER)
+    video = wait(lambda: (i := page.first()) != before and i)
+    wait(lambda: page.state(video) == "Done")
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Any, page: Page) -> None:
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+    )
+    try:
+        for task in ("t2va", "fl2va", "ref2va"):
+            page.pick(task)
+            assert browser.execute_script("return document.documentElement.scrollWidth <= 360")
+        heights = "return [...document.querySelectorAll('button, select')].map((b) => b.offsetHeight)"
+        assert all(height == 0 or height >= 32 for height in browser.execute_script(heights))
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_api_page_lists_the_routes(browser: Any, server: LiveServer) -> None:
+    browser.get(f"http://127.0.0.1:{server.port}/docs")
+    wait(lambda: "POST /v1/videos" in browser.find_element(CSS, "main").text)
