@@ -1,0 +1,34 @@
+"""Errors as JSON, so that ranks can tell each other without pickling objects."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from h3serve.core import errors
+from h3serve.core.errors import H3Error, RequestError, WorkerError
+
+
+def to_json(error: BaseException, rank: int) -> dict[str, Any]:
+    """What the other ranks need to raise the same; anything but an H3Error becomes a WorkerError."""
+    if isinstance(error, RequestError):
+        return {"kind": type(error).__name__, "arguments": [error.field, _plain(error.value), error.allowed]}
+    if isinstance(error, H3Error):
+        return {"kind": type(error).__name__, "arguments": [str(error)]}
+    words = f"rank {rank}: {type(error).__name__}: {error}"
+    return {"kind": WorkerError.__name__, "arguments": [words]}
+
+
+def from_json(described: dict[str, Any]) -> H3Error:
+    """The error that `to_json` described."""
+    kind = getattr(errors, str(described["kind"]))
+    assert issubclass(kind, H3Error)
+    return kind(*described["arguments"])
+
+
+def _plain(value: object) -> object:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return str(value)
+    return value

@@ -1,0 +1,188 @@
+"""The processes of one replica and their collectives: the one place that knows torch.distributed.
+
+A replica has U x T ranks: T neighbours share every linear (tensor parallel), and U such groups share
+the sequence (Ulysses). Ranks meet at a TCP store whose port the operating system chose; control
+messages are JSON, never pickled objects. gloo moves CPU tensors, NCCL those on GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import distributed_c10d as c10d
+
+LOOPBACK = "127.0.0.1"
+# The last resort against a rank that hangs; a rank that fails is heard of at once (together.py).
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+MEET_TIMEOUT = timedelta(minutes=10)  # ranks start together, but each loads its modules first
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a replica is cut: `ulysses` parts of the sequence times `tp` parts of every linear."""
+
+    ulysses: int = 1
+    tp: int = 1
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.ulysses * self.tp
+
+    def tp_teams(self) -> list[list[int]]:
+        """Neighbours: they talk most, twice per block."""
+        return [list(range(start, start + self.tp)) for start in range(0, self.size, self.tp)]
+
+    def ulysses_teams(self) -> list[list[int]]:
+        """Ranks with the same slice of the linears."""
+        return [list(range(start, self.size, self.tp)) for start in range(self.tp)]
+
+
+def open_store(address: str = LOOPBACK) -> tuple[TCPStore, int]:
+    """A meeting place on a free port of `address`, and that port; lives as long as the store object."""
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    listener.bind((address, 0))
+    listener.listen()
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), timeout=MEET_TIMEOUT
+    )
+    return store, port
+
+
+class Team:
+    """Some ranks that exchange tensors, in order of rank; `index` is the place of this one.
+
+    Every collective waits until all of the team take part. A team of one returns what it is given.
+    """
+
+    def __init__(self, members: Sequence[int], rank: int) -> None:
+        self.members = tuple(members)
+        self.index = self.members.index(rank)
+        self.group: dist.ProcessGroup | None = None  # renewed by Ranks.open
+
+    @property
+    def size(self) -> int:
+        """Number of ranks in the team."""
+        return len(self.members)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over the team, in x itself."""
+        if self.size > 1:
+            dist.all_reduce(x, group=self.group)
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Everybody's x [n, ...], all of one shape -> [size * n, ...]."""
+        if self.size == 1:
+            return x
+        out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
+        assert self.group is not None
+        self.group._allgather_base(out, x.contiguous()).wait()  # its public name changes between torch versions
+        return out
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        """x [size, ...]: entry i goes to member i; entry j of the result came from member j."""
+        if self.size == 1:
+            return x
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(out, x.contiguous(), group=self.group)
+        return out
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Everybody's JSON value, in order of rank."""
+        if self.size == 1:
+            return [value]
+        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = self.all_gather(torch.tensor([len(own)])).tolist()
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(own)] = own
+        parts = self.all_gather(padded).view(self.size, -1)
+        return [json.loads(bytes(part[:n].tolist())) for part, n in zip(parts, sizes, strict=True)]
+
+
+class Ranks:
+    """This process as one rank of a replica.
+
+    `world`, `ulysses` and `tp` are its teams. `open` connects them; after `abort`, which makes every
+    waiting collective of this process fail, `open` connects them anew.
+    """
+
+    def __init__(self, rank: int, shape: Shape, *, port: int, device: torch.device, address: str = LOOPBACK) -> None:
+        self.rank, self.shape, self.device = rank, shape, device
+        self.address, self.port = address, port
+        self.store = self.connect()
+        self.world = Team(range(shape.size), rank)
+        self.tp = Team(next(team for team in shape.tp_teams() if rank in team), rank)
+        self.ulysses = Team(next(team for team in shape.ulysses_teams() if rank in team), rank)
+        self._generation = 0
+
+    @property
+    def leads(self) -> bool:
+        """True for the rank that talks to the caller, writes the output and is the first to decode."""
+        return self.rank == 0
+
+    def connect(self) -> TCPStore:
+        """A connection of its own to the store: one must not be shared by threads."""
+        return TCPStore(self.address, self.port, is_master=False, wait_for_workers=False, timeout=MEET_TIMEOUT)
+
+    def open(self) -> None:
+        """Connect all teams; every rank has to call it, as often as the others."""
+        prepare_environment(self.address)
+        on_gpu = self.device.type == "cuda"
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            store=c10d.PrefixStore(f"open{self._generation}", self.store),
+            rank=self.rank,
+            world_size=self.shape.size,
+            timeout=COLLECTIVE_TIMEOUT,
+            device_id=self.device if on_gpu else None,
+        )
+        self._generation += 1
+        self.world.group = dist.group.WORLD
+        for team, all_teams in ((self.tp, self.shape.tp_teams()), (self.ulysses, self.shape.ulysses_teams())):
+            groups = [dist.new_group(members, timeout=COLLECTIVE_TIMEOUT) for members in all_teams]
+            team.group = groups[all_teams.index(list(team.members))]
+
+    def abort(self) -> None:
+        """End every collective of this process now, waiting ones with an error; safe from any thread."""
+        if dist.is_initialized():
+            c10d._abort_process_group()
+
+    def close(self) -> None:
+        """Leave in peace: no collective is under way."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def prepare_environment(address: str) -> None:
+    """What NCCL and gloo read from the environment; what a person has set there stays.
+
+    On one host nothing listens on an outer interface. NCCL's own watchdog would end the process
+    where `Ranks.abort` only ends a request.
+    """
+    settings = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    if address == LOOPBACK:
+        settings |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
+def host_identity() -> str:
+    """Equal for processes that see each other under /proc: one boot of one kernel, one PID namespace."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return f"{socket.gethostname()}/{os.getpid()}"  # shares with nobody

@@ -1,0 +1,32 @@
+"""Errors keep their kind and words on the way between ranks."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from h3serve.core.errors import Cancelled, CapacityError, H3Error, MediaError, RequestError, WorkerError
+from h3serve.runtime.failures import from_json, to_json
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RequestError("seed", -1, "0 or more"),
+        RequestError("reference", Path("a"), "a file"),
+        MediaError("conditions[0]", "cat.mp4", "the file is empty"),
+        CapacityError("needs 90 GB"),
+        Cancelled("the job was cancelled"),
+    ],
+)
+def test_ours_come_back_as_they_were(error: H3Error) -> None:
+    back = from_json(json.loads(json.dumps(to_json(error, 1))))
+    assert type(back) is type(error)
+    if not isinstance(getattr(error, "value", None), Path):
+        assert str(back) == str(error)
+
+
+def test_anything_else_is_a_worker_error_that_names_the_rank() -> None:
+    back = from_json(to_json(IndexError("list index out of range"), 3))
+    assert type(back) is WorkerError
+    assert str(back) == "rank 3: IndexError: list index out of range"
