@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 from h3serve.models.float8 import FLOAT8, Float8Rows, quantize_rows
 
+_ROWS_AT_ONCE = 2048  # of a weight: float32 copies of more would be the peak of a load
+
 
 class Float8Linear(nn.Module):
     """Stands where an `nn.Linear` stood; made empty, filled by `set_weight`.
@@ -35,9 +37,13 @@ class Float8Linear(nn.Module):
         self.register_buffer("weight_scale", scale, persistent=False)
 
     def set_weight(self, weight: torch.Tensor) -> None:
-        """Quantizes a weight [out, in] of any float dtype, on whose device the layer then is."""
-        rows = quantize(weight)
-        self.weight, self.weight_scale = nn.Parameter(rows.values, requires_grad=False), rows.scale
+        """Quantizes a weight [out, in] of any float dtype, on whose device the layer then is.
+
+        A NaN or Inf of the weight is found in `weight_scale`.
+        """
+        parts = [quantize_rows(part) for part in weight.split(_ROWS_AT_ONCE)]
+        self.weight = nn.Parameter(torch.cat([part.values for part in parts]), requires_grad=False)
+        self.weight_scale = torch.cat([part.scale for part in parts])
 
     def forward(self, x: torch.Tensor | Float8Rows) -> torch.Tensor:
         """[..., in], or rows [S, in], to [..., out] in `dtype`."""

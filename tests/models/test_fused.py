@@ -95,8 +95,9 @@ def test_gated_add_norm(width: int, dtype: torch.dtype) -> None:
     draw = Draw(width, dtype)
     _, _, gate, shift, scale, _ = draw.table(6, 6, width)
     args = (draw(37, width), gate, draw.index(37, 6), draw(37, width), draw.norm(width), shift, scale)
-    for parts in zip(FUSED.gated_add_norm(*args), ops.gated_add_norm(*args), in_float32("gated_add_norm", *args)):
-        check(*parts)
+    results = FUSED.gated_add_norm(*args), ops.gated_add_norm(*args), in_float32("gated_add_norm", *args)
+    for fused, plain, exact in zip(*results, strict=True):
+        check(fused, plain, exact)
 
 
 @DTYPES
