@@ -53,16 +53,17 @@ async def read_body(request: Request, folder: Path, limits: BodyLimits) -> Body:
     return Body(parse_json(b"".join([chunk async for chunk in _capped(request, limits.json)])))
 
 
-def parse_json(data: bytes) -> Json:
+def parse_json(data: bytes | str) -> Json:
     """A JSON object; raises RequestError for anything else, NaN and repeated names included."""
     try:
         value = json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except RequestError:
         raise
     except (ValueError, RecursionError) as error:
         raise RequestError("request", "this body", f"send one JSON object ({type(error).__name__})") from None
     if not isinstance(value, dict):
-        raise RequestError("request", value, "send one JSON object")
+        raise RequestError("request", type(value).__name__, "send one JSON object")
     return value
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, TypeVar, TypeVarTuple
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 
 from h3serve.service.estimate import retry_after
@@ -22,7 +24,10 @@ from h3serve.service.store import JobStore
 from h3serve.service.supervisor import Supervisor
 from h3serve.service.views import job_view
 
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
 _DRAIN_RETRY_S = 30
+_INTAKE_THREADS = 16
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Context:
     keys: KeyRing
     intake: Intake
     draining: threading.Event = field(default_factory=threading.Event)  # takes no new job
+    limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_INTAKE_THREADS))
     closing: threading.Event = field(default_factory=threading.Event)  # ends its open streams
 
     @property
@@ -65,6 +71,13 @@ class Context:
     def check_room(self, caller: Caller) -> None:
         """Raises QueueFull before a body is read."""
         self.store.check_room(caller.name, max_queued=self.settings.max_queued, max_owned=caller.max_queued)
+
+    async def work(self, function: Callable[[*Args], T], *args: *Args) -> T:
+        """Run a function that may fetch and probe media in one of a few threads of its own.
+
+        However slow those are, the threads that answer everything else stay free.
+        """
+        return await to_thread.run_sync(function, *args, limiter=self.limiter)
 
     def retry_after(self) -> int:
         return retry_after(self.store, len(self.supervisor.slots))

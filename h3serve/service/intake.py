@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from h3serve.core.errors import RequestError
+from h3serve.core.geometry import RELEASED_SIZES, SizeRules
 from h3serve.core.plan import Plan
 from h3serve.core.probe import MediaProbe
 from h3serve.core.request import GenerationRequest, parse_request
 from h3serve.media.probe import probe_media
-from h3serve.media.sources import MediaFile
+from h3serve.media.sources import IngestLimits, SourcePolicy
 from h3serve.service.body import Body
 from h3serve.service.job import Json, NewJob
 from h3serve.service.keys import Caller
@@ -35,7 +36,7 @@ class Intake:
     settings: ServiceSettings
     tasks: tuple[str, ...]
     inputs_of: Callable[[str, str], Path | None]
-    fetch: Callable[[str, Path, str], None] | None = None
+    size_rules: Callable[[], SizeRules] = lambda: RELEASED_SIZES
 
     def prepare(self, body: Body, *, job_id: str, folder: Path, caller: Caller) -> NewJob:
         """A job whose inputs lie in `folder` and whose request names them there.
@@ -50,8 +51,10 @@ class Intake:
         if request.task not in self.tasks:
             served = f"this server serves {', '.join(self.tasks)}"
             raise RequestError("task", request.task, served)
+        if request.quality not in (None, self.settings.quality):
+            raise RequestError("quality", request.quality, f"this server runs at {self.settings.quality}")
         frozen, probes, digests = self._freeze(request, body, folder, caller)
-        plan = Plan.resolve(request, probes)
+        plan = Plan.resolve(request, probes, rules=self.size_rules())
         return NewJob(
             id=job_id,
             task=request.task,
@@ -67,20 +70,21 @@ class Intake:
         self, request: GenerationRequest, body: Body, folder: Path, caller: Caller
     ) -> tuple[Json, list[MediaProbe], list[str]]:
         """Copy every condition's file; (request naming the copies, probes, hashes)."""
+        settings = self.settings
+        limits = IngestLimits(max_file_bytes=settings.limits.file)
         sources = Sources(
             uploads=body.files,
-            folders=self.settings.folders,
             inputs_of=lambda job_id: self.inputs_of(job_id, caller.name),
-            fetch=self.fetch if self.settings.fetch_urls else None,
-            max_bytes=self.settings.limits.file,
+            policy=SourcePolicy(folders=settings.folders, limits=limits),
+            fetch_urls=settings.fetch_urls,
         )
-        taken = [
-            sources.take(c.uri, folder, f"{i:02}", f"conditions[{i}].uri") for i, c in enumerate(request.conditions)
+        files = [
+            sources.take(condition.uri, folder, f"{index:02}", f"conditions[{index}]")
+            for index, condition in enumerate(request.conditions)
         ]
         sources.check_all_used()
         for upload in body.files:
             upload.path.unlink()
-        files = [MediaFile(path, f"conditions[{i}]", name) for i, (path, name) in enumerate(taken)]
         probes = [probe_media(file) for file in files]
         frozen = request.model_dump(mode="json")
         for condition, file in zip(frozen["conditions"], files, strict=True):

@@ -45,10 +45,14 @@ class Stop:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The model is ready for `tasks`; `stats` holds seconds and memory peaks of loading."""
+    """The model is ready for `tasks`; `stats` holds seconds and memory peaks of loading.
+
+    `size_rules` are the fields of core's `SizeRules` as the checkpoint has them.
+    """
 
     tasks: list[str]
     stats: Json = field(default_factory=dict)
+    size_rules: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

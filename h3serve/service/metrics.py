@@ -29,7 +29,7 @@ class Metrics:
         self.steps_per_second = Gauge(
             "h3serve_steps_per_second", "Denoise steps per second of the last job", registry=own
         )
-        self.memory = Gauge("h3serve_memory_peak_bytes", "Of the last load or run", ["phase", "kind"], registry=own)
+        self.memory = Gauge("h3serve_memory_peak_bytes", "Of the last load or job", ["phase", "kind"], registry=own)
         self.load_seconds = Gauge("h3serve_load_seconds", "Of the last model load", registry=own)
         self.restarts = Counter("h3serve_worker_restarts", "Workers replaced", registry=own)
         self.webhooks = Counter("h3serve_webhooks", "Deliveries", ["result"], registry=own)
@@ -42,9 +42,9 @@ class Metrics:
         )
 
     def loaded(self, stats: Json) -> None:
-        """A worker is ready; `stats` may hold seconds and memory peaks in bytes."""
-        self.load_seconds.set(float(stats.get("seconds", 0.0)))
-        self._memory("load", stats.get("memory_peaks", {}))
+        """A worker is ready; `stats` holds seconds and, on a GPU, the peak in bytes."""
+        self.load_seconds.set(float(stats["seconds"]))
+        self._memory({"load": stats.get("peak_bytes", 0)}, stats)
 
     def ended(self, job: Job) -> None:
         """A job reached a final state."""
@@ -54,9 +54,9 @@ class Metrics:
         stats = job.stats or {}
         for stage, seconds in stats.get("seconds", {}).items():
             self.stages.labels(stage).observe(seconds)
-        if (rate := stats.get("steps_per_second")) is not None:
-            self.steps_per_second.set(rate)
-        self._memory("run", stats.get("memory_peaks", {}))
+        if denoise_s := stats.get("seconds", {}).get("denoise"):
+            self.steps_per_second.set(job.plan.get("steps", 0) / denoise_s)
+        self._memory(stats.get("peak_bytes", {}), stats)
 
     def watch(self, counts: Callable[[], Mapping[State, int]], workers: Callable[[], Json]) -> None:
         """Read queue depth and worker states when somebody asks for the metrics."""
@@ -65,9 +65,13 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
-    def _memory(self, phase: str, peaks: Mapping[str, float]) -> None:
-        for kind, size in peaks.items():
-            self.memory.labels(phase, kind).set(size)
+    def _memory(self, device: Mapping[str, float], stats: Json) -> None:
+        """Peaks of the device per phase, and of the worker's host memory since its start."""
+        for phase, size in device.items():
+            if size:
+                self.memory.labels(phase, "device").set(size)
+        if host := stats.get("host_peak_bytes"):
+            self.memory.labels("any", "host").set(host)
 
 
 class _Live(Collector):

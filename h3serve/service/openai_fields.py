@@ -6,13 +6,12 @@ A body without `target` and `conditions` is read as OpenAI's: `seconds`, `size` 
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 from h3serve.core.errors import RequestError
 from h3serve.core.geometry import NAMED_RATIOS
-from h3serve.service.body import Body
+from h3serve.service.body import Body, parse_json
 from h3serve.service.job import Json
 
 _SIZE = re.compile(r"(\d{2,5})x(\d{2,5})")
@@ -37,7 +36,7 @@ def fields_of(body: Body) -> Json:
         if name != "request":
             _put_form_field(fields, name, text)
     if "request" in body.fields:
-        fields = _merge(_object("request", body.fields["request"]), fields)
+        fields = _merge(parse_json(body.fields["request"]), fields)
     if any(upload.part == "input_reference" for upload in body.files):
         fields["input_reference"] = UPLOAD + "input_reference"
     return fields
@@ -128,16 +127,10 @@ def _form_value(name: str, text: str) -> Any:
     if name in _TEXT:
         return text
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        parsed = parse_json(f'{{"value": {text}}}')
+    except RequestError:
         return text
-
-
-def _object(name: str, text: str) -> Json:
-    value = _form_value(name, text)
-    if not isinstance(value, dict):
-        raise RequestError(name, text, "one JSON object")
-    return value
+    return parsed["value"] if len(parsed) == 1 else text
 
 
 def _merge(first: Json, second: Json) -> Json:

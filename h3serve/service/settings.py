@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from h3serve.core.tasks import Partition, Quality
 from h3serve.service.retention import Retention
@@ -46,11 +47,12 @@ class ServiceSettings:
     database: str | None = None  # None: SQLite in the data folder
     host: str = "127.0.0.1"
     port: int = 8000
-    partitions: tuple[Partition, ...] = ("fl2va",)  # one worker each
-    device: str = "cuda"
+    partition: Partition | Literal["both"] = "fl2va"
+    devices: tuple[str, ...] = ("cuda",)  # one worker, with its own copy of the model, on each
     dtype: str = "auto"
     quality: Quality = "lossless"
     residency: str = "auto"
+    revision: str | None = None
     max_queued: int = 100
     drain_s: float = 600.0
     keys: Path | None = None  # file of hashed API keys; None: anybody may call
@@ -69,13 +71,14 @@ class ServiceSettings:
         is_path = self.model.startswith((".", "/", "~")) or Path(self.model).exists()
         return Path(self.model).expanduser().resolve().name if is_path else self.model
 
-    def engine(self, partition: Partition) -> Mapping[str, object]:
-        """What the worker of one partition is told to load."""
+    def engine(self, device: str) -> Mapping[str, object]:
+        """What the worker on one device is told to load: the fields of core's `EngineSettings`."""
         return {
             "model": self.model,
-            "partition": partition,
-            "device": self.device,
+            "partition": self.partition,
+            "device": device,
             "dtype": self.dtype,
             "quality": self.quality,
             "residency": self.residency,
+            "revision": self.revision,
         }

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
+from h3serve.core.geometry import SizeRules
 from h3serve.service.job import Job, Outcome
 from h3serve.service.ledger import Ledger
 from h3serve.service.messages import (
@@ -68,6 +69,7 @@ class Slot(threading.Thread):
         self.on_fatal = on_fatal
         self.wake, self.drain, self.hurry = threading.Event(), threading.Event(), threading.Event()
         self.state, self.tasks, self.restarts = SlotState.LOADING, tuple[str, ...](), 0
+        self.size_rules: SizeRules | None = None
         self.job: Job | None = None
         self._cancel_wanted = threading.Event()
 
@@ -112,6 +114,7 @@ class Slot(threading.Thread):
             if loaded is None:
                 return None
             self.tasks = tuple(loaded.tasks)
+            self.size_rules = SizeRules(**loaded.size_rules)
             self.ledger.metrics.loaded(loaded.stats)
             log.info("ready", extra={"worker": self.name, "pid": worker.pid, "stats": loaded.stats})
             return self._serve(worker, watchdog)

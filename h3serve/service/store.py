@@ -138,12 +138,14 @@ class JobStore:
             if job.cancel_requested:
                 outcome = Outcome(State.CANCELLED)
             owed = time.time() if job.webhook_url and not job.deleted else None
+            stats = dict(outcome.stats or {})
             values = {
+                "plan": stats.pop("plan", job.plan),  # the worker's own counts every token
                 "state": outcome.state,
                 "finished_at": time.time(),
                 "error_code": outcome.error_code,
                 "error": outcome.error,
-                "stats": outcome.stats,
+                "stats": stats or None,
                 "files": outcome.files,
                 "bytes": outcome.bytes,
                 "webhook_due_at": owed,

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from h3serve.core.geometry import RELEASED_SIZES, SizeRules
 from h3serve.core.tasks import PARTITION_OF
 from h3serve.service.job import Json
 from h3serve.service.ledger import Ledger
@@ -16,7 +17,7 @@ from h3serve.service.slot import Slot, SlotState
 
 
 class Supervisor:
-    """One slot per partition of the settings. `on_fatal` hears why a first load failed."""
+    """One slot per device of the settings. `on_fatal` hears why a first load failed."""
 
     def __init__(
         self,
@@ -30,19 +31,25 @@ class Supervisor:
         self.slots = [
             Slot(
                 f"worker-{number}",
-                Load(dict(settings.engine(partition)), settings.worker.beat_s),
+                Load(dict(settings.engine(device)), settings.worker.beat_s),
                 ledger,
                 rules=settings.worker,
                 on_fatal=on_fatal,
                 command=command,
             )
-            for number, partition in enumerate(settings.partitions)
+            for number, device in enumerate(settings.devices)
         ]
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """What this server serves, known before any model is loaded."""
-        return tuple(t for t, p in PARTITION_OF.items() if p in self.settings.partitions)
+        wanted = self.settings.partition
+        return tuple(task for task, partition in PARTITION_OF.items() if wanted in (partition, "both"))
+
+    @property
+    def size_rules(self) -> SizeRules:
+        """Those of the checkpoint; until it is loaded, those of the release."""
+        return next((slot.size_rules for slot in self.slots if slot.size_rules), RELEASED_SIZES)
 
     @property
     def is_ready(self) -> bool:

@@ -35,7 +35,7 @@ async def create_video(
         if idempotency_key is None:
             await to_thread.run_sync(_check_room, context, caller)
         body = await read_body(request, context.folder.incoming(job_id), context.settings.limits)
-        job = await to_thread.run_sync(_accept, context, caller, body, job_id, idempotency_key)
+        job = await context.work(_accept, context, caller, body, job_id, idempotency_key)
     except ClientDisconnect:
         raise Refusal(400, "the connection was closed before the body was whole", code="incomplete") from None
     finally:
@@ -50,7 +50,7 @@ async def plan_video(request: Request, caller: CallerOf, context: ContextOf) -> 
     folder = context.folder.incoming(job_id)
     try:
         body = await read_body(request, folder, context.settings.limits)
-        plan = await to_thread.run_sync(_plan, context, caller, body, job_id)
+        plan = await context.work(_plan, context, caller, body, job_id)
     except ClientDisconnect:
         raise Refusal(400, "the connection was closed before the body was whole", code="incomplete") from None
     finally:

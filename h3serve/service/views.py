@@ -8,7 +8,17 @@ from h3serve.service.progress import Snapshot
 from h3serve.service.replies import scrub
 from h3serve.service.settings import ServiceSettings
 
-_DENOISE = (5, 95)  # percent of a job's time that denoising is taken to be
+# Percent at which a stage begins and ends, as far as one can know before.
+_STAGES = {
+    "start": (0, 1),
+    "read media": (1, 2),
+    "encode text": (2, 3),
+    "encode conditions": (3, 5),
+    "denoise": (5, 90),
+    "decode audio": (90, 91),
+    "decode video": (91, 99),
+    "save": (99, 99),
+}
 
 
 def job_view(job: Job, settings: ServiceSettings, snapshot: Snapshot | None = None) -> Json:
@@ -59,10 +69,8 @@ def percent(job: Job, snapshot: Snapshot | None) -> int:
         return 100
     if snapshot is None:
         return 0
-    low, high = _DENOISE
-    if snapshot.stage == "denoise":
-        return low + (high - low) * snapshot.step // max(1, snapshot.steps)
-    return high if snapshot.stage in ("decode", "save") else 1
+    low, high = _STAGES.get(snapshot.stage, (0, 1))
+    return low + (high - low) * snapshot.step // max(1, snapshot.steps)
 
 
 def _asked_seconds(job: Job) -> str:

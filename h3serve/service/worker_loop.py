@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import queue
+import resource
 import shutil
 import signal
 import socket
@@ -90,7 +91,7 @@ class Worker:
             self.channel.send(LoadFailed(words))
             return None
         self.stage = ""
-        self.channel.send(Loaded(list(engine.tasks), engine.load_stats))
+        self.channel.send(Loaded(list(engine.tasks), engine.load_stats, engine.size_rules))
         return engine
 
     def _run(self, engine: Engine, run: Run) -> bool:
@@ -128,6 +129,7 @@ class Worker:
         video = folder / NAMES["video"]
         stats = engine.generate(run.request, inputs=Path(run.inputs), output=video, on_progress=on_progress)
         on_progress("save", 0, 1, None)
+        stats = {**stats, "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         try:
             write_variants(video)
         except Exception:  # a film is not thrown away for want of its thumbnail

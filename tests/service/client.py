@@ -22,12 +22,11 @@ from h3serve.service.server import Server
 from h3serve.service.settings import ServiceSettings
 from h3serve.service.store import JobStore
 
-ALL = ("fl2va", "ref2va")
 T2VA = {"task": "t2va", "prompt": "a lion", "target": {"short_edge": 64, "duration_seconds": 4.0}, "seed": 1}
 
 
 def context_of(store: JobStore, folder: DataFolder, keys: KeyRing | None = None, **settings: Any) -> Context:
-    values: dict[str, Any] = {"model": "fake", "partitions": ALL, **settings}
+    values: dict[str, Any] = {"model": "fake", "partition": "both", **settings}
     return Server(ServiceSettings(**values), store, folder, keys or KeyRing(), ["false"]).context
 
 
@@ -39,7 +38,7 @@ class LiveServer:
     """A server process with fake workers; `log` collects its JSON lines."""
 
     def __init__(self, data: Path, **settings: Any) -> None:
-        values = {"model": "fake", "data": str(data), "port": 0, "partitions": ALL, **settings}
+        values = {"model": "fake", "data": str(data), "port": 0, "partition": "both", **settings}
         self.data = data
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.service.serve_fake", json.dumps(values)], stderr=subprocess.PIPE, text=True

@@ -9,11 +9,14 @@ import logging
 import os
 import signal
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from h3serve.core.errors import CheckpointError, RequestError
+from h3serve.core.geometry import RELEASED_SIZES
+from h3serve.core.tasks import PARTITION_OF
 from h3serve.media.writer import mp4_writer
 from h3serve.service.engine import OnProgress
 from h3serve.service.job import Json
@@ -27,8 +30,9 @@ SIDE, FRAMES = 64, 12
 class FakeEngine:
     def __init__(self, settings: Json) -> None:
         self.partition = settings["partition"]
-        self.tasks = ("ref2va",) if self.partition == "ref2va" else ("t2va", "fl2va")
-        self.load_stats = {"seconds": 0.01, "memory_peaks": {"host": 1000.0}}
+        self.tasks = tuple(task for task, p in PARTITION_OF.items() if self.partition in (p, "both"))
+        self.load_stats = {"seconds": 0.01, "peak_bytes": 1000}
+        self.size_rules: Json = asdict(RELEASED_SIZES)
 
     def generate(self, request: Json, *, inputs: Path, output: Path, on_progress: OnProgress) -> Json:
         prompt = str(request.get("prompt", ""))
@@ -40,10 +44,9 @@ class FakeEngine:
                 misbehave(prompt, output)
             if prompt.startswith("slow"):
                 time.sleep(float(prompt.split()[1]))
-        on_progress("decode", 0, 1, None)
+        on_progress("decode video", 0, 1, None)
         write(output, int(request.get("seed", 0)) + sum(map(len, given)))
-        seconds = {"denoise": time.monotonic() - started}
-        return {"seconds": seconds, "steps_per_second": 4.0, "memory_peaks": {"host": 2000.0}}
+        return {"seconds": {"denoise": time.monotonic() - started}, "peak_bytes": {"denoise": 2000}}
 
 
 def misbehave(prompt: str, output: Path) -> None:

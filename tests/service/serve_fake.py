@@ -21,7 +21,7 @@ def main() -> None:
     for name in ("data", "keys", "webhook_secret"):
         if name in values:
             values[name] = Path(values[name])
-    values["partitions"] = tuple(values["partitions"])
+    values["devices"] = tuple(values.get("devices", ("cpu",)))
     values["folders"] = tuple(map(Path, values.get("folders", ())))
     try:
         serve(ServiceSettings(**values), command=FAKE)

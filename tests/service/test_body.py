@@ -46,6 +46,7 @@ def test_json_and_form_give_the_same_plan(http: TestClient) -> None:
         (b"[]", 400, "one JSON object"),
         (b"[" * 5000, 400, "one JSON object"),
         (b"", 400, "one JSON object"),
+        (b'{"prompt": "\\ud800"}', 400, "one JSON object"),
         (b"\xff\xfe", 400, "one JSON object"),
         (b'{"prompt": "a", "prompt": "b"}', 400, "given twice"),
         (b'{"prompt": "a", "flow_shift": NaN}', 400, "no such number"),

@@ -84,7 +84,7 @@ def test_a_job_runs_to_completion(make: Make) -> None:
     assert row.stats is not None and row.stats["seconds"]["denoise"] >= 0
     text = service.ledger.metrics.text().decode()
     assert 'h3serve_jobs_total{state="completed",task="t2va"} 1.0' in text
-    assert 'h3serve_memory_peak_bytes{kind="host",phase="run"} 2000.0' in text
+    assert 'h3serve_memory_peak_bytes{kind="device",phase="denoise"} 2000.0' in text
 
 
 @pytest.mark.parametrize(
@@ -191,13 +191,22 @@ def test_a_first_load_that_fails_says_why_and_ends(make: Make, model: str, words
     assert not service.supervisor.slots[0].is_alive()
 
 
-def test_a_second_partition_has_its_own_worker(make: Make) -> None:
-    service = make(partitions=("fl2va", "ref2va"))
+def test_two_devices_run_two_jobs_at_once(make: Make) -> None:
+    service = make(devices=("cpu", "cpu"), partition="both")
     assert service.supervisor.tasks == ("t2va", "fl2va", "ref2va")
-    job = put(service.store, task="ref2va", request={"prompt": "x"})
-    service.supervisor.wake()
-    assert service.wait(job).state is State.COMPLETED
     until(lambda: service.supervisor.is_ready)
+    made = [service.submit("slow 0.3") for _ in range(2)]
+    until(lambda: all(service.ledger.board.get(job.id) for job in made))
+    assert [service.wait(job).state for job in made] == [State.COMPLETED] * 2
+
+
+def test_a_job_for_another_partition_waits(make: Make) -> None:
+    service = make(partition="ref2va")
+    assert service.supervisor.tasks == ("ref2va",)
+    other, mine = service.submit("x"), put(service.store, task="ref2va", request={"prompt": "x"})
+    service.supervisor.wake()
+    assert service.wait(mine).state is State.COMPLETED
+    assert service.wait(other, State.QUEUED).attempts == 0
 
 
 def test_progress_of_a_late_message_is_not_shown(make: Make, tmp_path: Path) -> None:

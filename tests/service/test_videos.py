@@ -57,6 +57,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (changed(negative_prompt="bad"), "negative_prompt"),
     (changed(fps=30), "fps"),
     (changed(n=2), "n"),
+    (changed(quality="exact"), "quality"),
     (changed(response_format="b64_json"), "response_format"),
     (changed(unknown=1), "unknown"),
     (changed(prompt=""), "prompt"),
@@ -77,9 +78,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "size": "1000x100"}, "size"),
     ({"prompt": "a", "input_reference": {"file_id": "file_1"}}, "input_reference"),
     ({"prompt": "a", "input_reference": 3}, "input_reference"),
-    ({"prompt": "a", "input_reference": "/etc/passwd"}, "conditions[0].uri"),
+    ({"prompt": "a", "input_reference": "/etc/passwd"}, "conditions[0]"),
     ({"prompt": "a", "input_reference": "data:image/png;base64,AAAA"}, "conditions[0]"),
-    ({"prompt": "a", "input_reference": "data:image/png;base64,???"}, "conditions[0].uri"),
+    ({"prompt": "a", "input_reference": "data:image/png;base64,???"}, "conditions[0]"),
     ({}, "prompt"),
 ]
 
@@ -112,7 +113,7 @@ def test_openai_fields(http: TestClient, body: dict[str, Any], size: str, second
 
 
 def test_a_task_without_its_weights_is_refused(store: JobStore, folder: DataFolder) -> None:
-    with client_of(context_of(store, folder, partitions=("ref2va",))) as http:
+    with client_of(context_of(store, folder, partition="ref2va")) as http:
         error = http.post("/v1/videos", json=T2VA).json()["error"]
     assert error["param"] == "task" and error["allowed"] == "this server serves ref2va"
 

@@ -5,7 +5,7 @@ import { events, getJson, objectUrl, postJson, remove } from "./api.js";
 const list = document.getElementById("videos"), template = document.getElementById("video-card");
 const more = document.getElementById("more"), none = document.getElementById("none");
 const WORDS = { queued: "Waiting", in_progress: "Running", completed: "Done", failed: "Failed", cancelled: "Cancelled", expired: "Expired" };
-const STAGES = { start: "starting", text: "reading the prompt", encode: "reading the references", denoise: "denoising", decode: "decoding", save: "saving" };
+const STAGES = { start: "starting", denoise: "denoising", save: "saving" };
 const watched = new Map();
 let tell = () => {}, edit = () => {};
 

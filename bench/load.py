@@ -1,0 +1,93 @@
+"""Load on the HTTP side with a fake model: creates from many connections, then memory over many jobs.
+
+Run from the repository's root: python -m bench.load [--creates N] [--connections N] [--jobs N]
+"""
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.service.client import T2VA, LiveServer, live
+
+
+async def send(server: LiveServer, creates: int, connections: int) -> tuple[Counter[int], list[float], list[str]]:
+    """Every status, the seconds of each create, and the ids that were accepted."""
+    statuses: Counter[int] = Counter()
+    seconds: list[float] = []
+    accepted: list[str] = []
+    left = iter(range(creates))
+
+    async def connection() -> None:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as http:
+            for seed in left:
+                began = time.perf_counter()
+                reply = await http.post("/v1/videos", json={**T2VA, "prompt": "slow 5", "seed": seed})
+                seconds.append(time.perf_counter() - began)
+                statuses[reply.status_code] += 1
+                if reply.status_code == 200:
+                    accepted.append(reply.json()["id"])
+                else:
+                    assert reply.headers["retry-after"] and reply.json()["error"]["message"]
+
+    await asyncio.gather(*(connection() for _ in range(connections)))
+    return statuses, seconds, accepted
+
+
+def creates(options: argparse.Namespace, folder: Path) -> None:
+    bound = options.creates * 4 // 5
+    with live(folder / "creates", max_queued=bound) as server, server.client() as http:
+        wait(lambda: http.get("/ready").status_code == 200)
+        http.post("/v1/videos", json={**T2VA, "prompt": "slow 5"})
+        wait(lambda: "h3serve_jobs_running 1.0" in http.get("/metrics").text)
+        statuses, seconds, accepted = asyncio.run(send(server, options.creates, options.connections))
+        listed, after = set[str](), None
+        while True:
+            page = http.get("/v1/videos", params={"limit": 100, **({"after": after} if after else {})}).json()
+            listed |= {video["id"] for video in page["data"]}
+            if not page["has_more"]:
+                break
+            after = page["last_id"]
+    assert sum(statuses.values()) == options.creates and set(accepted) <= listed and len(listed) == len(accepted) + 1
+    seconds.sort()
+    p50, p99 = seconds[len(seconds) // 2], seconds[len(seconds) * 99 // 100]
+    print(f"creates: {dict(statuses)}, none lost; p50 {p50 * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms")
+
+
+def memory(options: argparse.Namespace, folder: Path) -> None:
+    """Resident MiB of server and worker after a tenth of the jobs and after all of them."""
+    with live(folder / "memory", max_queued=20) as server, server.client() as http:
+        seen: list[tuple[int, int]] = []
+        for number in range(options.jobs):
+            while http.post("/v1/videos", json={**T2VA, "seed": number % 7}).status_code == 429:
+                time.sleep(0.05)
+            if number + 1 in (options.jobs // 10, options.jobs):
+                workers = [e["pid"] for e in server.log if e["message"] == "worker starts"]
+                sizes = [psutil.Process(p).memory_info().rss >> 20 for p in (server.process.pid, workers[-1])]
+                seen.append((sizes[0], sizes[1]))
+    print(f"memory (server, worker) MiB after {options.jobs // 10} and {options.jobs} jobs: {seen}")
+
+
+def wait(look: Any) -> None:
+    while not look():
+        time.sleep(0.05)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("creates", 1000), ("connections", 50), ("jobs", 1000)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        creates(options, Path(folder))
+        memory(options, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
