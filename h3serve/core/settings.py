@@ -16,8 +16,8 @@ class EngineSettings:
     """Which checkpoint, which partition, on which device, at which tier."""
 
     model: str  # a folder, a hub id, or "demo"
-    partition: Partition = "fl2va"
-    device: str = "cuda"
+    partition: Partition | Literal["both"] = "fl2va"  # both: two transformers, the rest shared
+    device: str = "cuda"  # cpu, cuda, cuda:N, or auto: a GPU if there is one
     dtype: DType = "auto"  # auto: float32 on cpu, the release's bfloat16 on cuda
     quality: Quality = "lossless"
     residency: Residency = "auto"

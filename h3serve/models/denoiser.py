@@ -24,6 +24,9 @@ FLOAT32_PREFIXES = (
     "modulation.time_embedder.",
 )
 
+# Layers that 8 bits are meant for (`float8_linear.use_float8`): nearly all of a step's arithmetic, no island.
+FLOAT8_LINEARS = ("transformer.blocks.*.attn.*_proj", "transformer.blocks.*.mlp.fc*")
+
 
 class Denoiser(nn.Module):
     """The two networks of one evaluation; `transformer` takes what `modulation` makes."""

@@ -1,7 +1,8 @@
 """The element-wise ops of a block as Triton kernels: every value is read and written once.
 
 Arithmetic is float32 from load to store with one rounding, so it is closer to a float32 run than the reference
-order of `ops.py`, and unlike it in the last bits. Import this file only where Triton is; kernels need a CUDA
+order of `ops.py`, and unlike it in the last bits. What goes into a linear layer can be written as `Float8Rows`
+at once, so that quantizing costs no pass of its own. Import this file only where Triton is; kernels need a CUDA
 device, or Triton's interpreter on a CPU.
 """
 
@@ -10,31 +11,55 @@ device, or Triton's interpreter on a CPU.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import nn
 
-from h3serve.models.ops import QKV, Ops
+from h3serve.models.float8 import FLOAT8, LARGEST, SMALLEST_SCALE, Float8Rows
+from h3serve.models.ops import QKV, LinearInput, Ops
 from h3serve.models.rope import Rope
 
 _COLUMNS = 2048  # per program of the kernels that need no whole row
 _WARPS = 8  # 16-byte accesses and under 128 registers at the released widths
+_LARGEST = tl.constexpr(LARGEST)
+_SMALLEST_SCALE = tl.constexpr(SMALLEST_SCALE)
 
 
 @triton.jit
-def _norm_modulate(x, weight, shift, scale, index, out, width, table_stride, eps, BLOCK: tl.constexpr):
+def _load(at, columns, inside):
+    return tl.load(at + columns, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _modulated(value, weight, shift, scale, columns, inside, width, eps):
+    """RMSNorm of a whole row, then its modulation."""
+    value *= tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
+    value *= _load(weight, columns, inside)
+    return value * (1.0 + _load(scale, columns, inside)) + _load(shift, columns, inside)
+
+
+@triton.jit
+def _store(out, out_scale, row, width, columns, inside, value):
+    """One rounding to the type of `out`; to 8 bits after scaling by the largest of the row, which has to be whole."""
+    if out.dtype.element_ty == tl.float8e4nv:
+        scale = tl.maximum(tl.max(tl.abs(value), axis=0) / _LARGEST, _SMALLEST_SCALE)
+        tl.store(out_scale + row, scale)
+        value *= 1.0 / scale
+    tl.store(out + row * width + columns, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _norm_modulate(x, weight, shift, scale, index, out, out_scale, width, table_stride, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     entry = tl.load(index + row) * table_stride
-    value = tl.load(x + row * width + columns, mask=inside, other=0.0).to(tl.float32)
-    value *= tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
-    value *= tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    factor = 1.0 + tl.load(scale + entry + columns, mask=inside, other=0.0).to(tl.float32)
-    offset = tl.load(shift + entry + columns, mask=inside, other=0.0).to(tl.float32)
-    value = value * factor + offset
-    tl.store(out + row * width + columns, value.to(out.dtype.element_ty), mask=inside)
+    value = _load(x + row * width, columns, inside)
+    value = _modulated(value, weight, shift + entry, scale + entry, columns, inside, width, eps)
+    _store(out, out_scale, row, width, columns, inside, value)
 
 
 @triton.jit
@@ -42,23 +67,43 @@ def _gated_add(x, gate, index, update, out, width, table_stride, BLOCK: tl.const
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    at = row * width + columns
     entry = tl.load(index + row) * table_stride
-    factor = tl.load(gate + entry + columns, mask=inside, other=0.0).to(tl.float32)
-    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    value += factor * tl.load(update + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+    value = _load(x + row * width, columns, inside)
+    value += _load(gate + entry, columns, inside) * _load(update + row * width, columns, inside)
+    tl.store(out + row * width + columns, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _swiglu(gate_up, out, width, BLOCK: tl.constexpr):
+def _gated_add_norm(
+    x, gate, index, update, total, weight, shift, scale, out, out_scale, width, table_stride, eps, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    entry = tl.load(index + row) * table_stride
+    value = _load(x + row * width, columns, inside)
+    value += _load(gate + entry, columns, inside) * _load(update + row * width, columns, inside)
+    tl.store(total + row * width + columns, value.to(total.dtype.element_ty), mask=inside)
+    value = _modulated(value, weight, shift + entry, scale + entry, columns, inside, width, eps)
+    _store(out, out_scale, row, width, columns, inside, value)
+
+
+@triton.jit
+def _swiglu(gate_up, out, out_scale, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    at = gate_up + row * 2 * width + columns
-    gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    value = gate / (1.0 + tl.exp(-gate)) * tl.load(at + width, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + columns, value.to(out.dtype.element_ty), mask=inside)
+    gate = _load(gate_up + row * 2 * width, columns, inside)
+    value = gate / (1.0 + tl.exp(-gate)) * _load(gate_up + row * 2 * width + width, columns, inside)
+    _store(out, out_scale, row, width, columns, inside, value)
+
+
+@triton.jit
+def _quantize_rows(x, out, out_scale, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    _store(out, out_scale, row, width, columns, inside, _load(x + row * width, columns, inside))
 
 
 @triton.jit
@@ -114,21 +159,33 @@ def _qk_norm_rope(
         _store_part(at, 2 * TURNED, rest_size, inside, rest, REST)
 
 
+class _Output:
+    """Where a kernel puts what goes into a linear layer: a tensor like `like`, or `Float8Rows`."""
+
+    def __init__(self, like: torch.Tensor, width: int, float8: bool) -> None:
+        self.values = like.new_empty(len(like), width, dtype=FLOAT8 if float8 else like.dtype)
+        self.scale = like.new_empty(len(like), 1, dtype=torch.float32) if float8 else None
+
+    def get(self) -> LinearInput:
+        return self.values if self.scale is None else Float8Rows(self.values, self.scale)
+
+
 def norm_modulate(
     x: torch.Tensor,
     norm: nn.RMSNorm,
     shift: torch.Tensor,
     scale: torch.Tensor,
     index: torch.Tensor,
-) -> torch.Tensor:
+    float8: bool = False,
+) -> LinearInput:
     """`ops.norm_modulate` with one rounding."""
     x, (rows, width) = x.contiguous(), x.shape
     assert shift.stride() == scale.stride() and shift.stride(1) == 1
-    out, block = torch.empty_like(x), triton.next_power_of_2(width)
-    _norm_modulate[(rows,)](
-        x, norm.weight, shift, scale, index, out, width, shift.stride(0), norm.eps, BLOCK=block, num_warps=_WARPS
-    )
-    return out
+    out, block = _Output(x, width, float8), triton.next_power_of_2(width)
+    tables = (norm.weight, shift, scale, index)
+    sizes = (width, shift.stride(0), norm.eps)
+    _norm_modulate[(rows,)](x, *tables, out.values, out.scale, *sizes, BLOCK=block, num_warps=_WARPS)
+    return out.get()
 
 
 def gated_add(x: torch.Tensor, gate: torch.Tensor, index: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
@@ -140,12 +197,46 @@ def gated_add(x: torch.Tensor, gate: torch.Tensor, index: torch.Tensor, update: 
     return out
 
 
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+def gated_add_norm(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    index: torch.Tensor,
+    update: torch.Tensor,
+    norm: nn.RMSNorm,
+    shift: torch.Tensor,
+    scale: torch.Tensor,
+    float8: bool = False,
+) -> tuple[torch.Tensor, LinearInput]:
+    """`ops.gated_add_norm`, one rounding for each of the two results."""
+    x, update, (rows, width) = x.contiguous(), update.contiguous(), x.shape
+    assert gate.stride() == shift.stride() == scale.stride() and shift.stride(1) == 1
+    total, out, block = torch.empty_like(x), _Output(x, width, float8), triton.next_power_of_2(width)
+    tables = (norm.weight, shift, scale)
+    sizes = (width, shift.stride(0), norm.eps)
+    _gated_add_norm[(rows,)](
+        x, gate, index, update, total, *tables, out.values, out.scale, *sizes, BLOCK=block, num_warps=_WARPS
+    )
+    return total, out.get()
+
+
+def swiglu(gate_up: torch.Tensor, float8: bool = False) -> LinearInput:
     """`ops.swiglu` with one rounding."""
     gate_up, rows, width = gate_up.contiguous(), gate_up.shape[0], gate_up.shape[1] // 2
-    out, grid = gate_up.new_empty(rows, width), (rows, triton.cdiv(width, _COLUMNS))
-    _swiglu[grid](gate_up, out, width, BLOCK=_COLUMNS, num_warps=_WARPS)
-    return out
+    out = _Output(gate_up, width, float8)
+    block, warps = (triton.next_power_of_2(width), 2 * _WARPS) if float8 else (_COLUMNS, _WARPS)
+    grid = (rows, triton.cdiv(width, block))
+    _swiglu[grid](gate_up, out.values, out.scale, width, BLOCK=block, num_warps=warps)
+    return out.get()
+
+
+def quantize_rows(x: torch.Tensor) -> Float8Rows:
+    """`float8.quantize_rows` in one pass."""
+    x, (rows, width) = x.contiguous(), x.shape
+    out = _Output(x, width, float8=True)
+    block = triton.next_power_of_2(width)
+    _quantize_rows[(rows,)](x, out.values, out.scale, width, BLOCK=block, num_warps=_WARPS)
+    assert out.scale is not None
+    return Float8Rows(out.values, out.scale)
 
 
 def qk_norm_rope(qkv: torch.Tensor, q_norm: nn.RMSNorm, k_norm: nn.RMSNorm, rope: Rope | None) -> QKV:
@@ -172,4 +263,11 @@ def qk_norm_rope(qkv: torch.Tensor, q_norm: nn.RMSNorm, k_norm: nn.RMSNorm, rope
     return q, k, v
 
 
-FUSED = Ops(norm_modulate, qk_norm_rope, swiglu, gated_add)
+FUSED = Ops(norm_modulate, gated_add, gated_add_norm, qk_norm_rope, swiglu)
+FUSED_FLOAT8 = Ops(
+    partial(norm_modulate, float8=True),
+    gated_add,
+    partial(gated_add_norm, float8=True),
+    qk_norm_rope,
+    partial(swiglu, float8=True),
+)

@@ -13,19 +13,25 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from h3serve.models.float8 import Float8Rows
 from h3serve.models.rope import Rope, apply_rope
 
+LinearInput = torch.Tensor | Float8Rows
 QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Ops:
-    """Rows x are [S, hidden]; a modulation table is [rows, hidden], read at index [S]."""
+    """Rows x are [S, hidden]; a modulation table is [rows, hidden], read at index [S].
 
-    norm_modulate: Callable[..., torch.Tensor]  # x, norm, shift, scale, index
-    qk_norm_rope: Callable[..., QKV]  # qkv [S, 3, heads, head_dim], q_norm, k_norm, rope or None
-    swiglu: Callable[[torch.Tensor], torch.Tensor]  # [S, 2F], gate first -> [S, F]
+    What goes into a linear layer is a tensor, or `Float8Rows` where the set is made for 8-bit layers.
+    """
+
+    norm_modulate: Callable[..., LinearInput]  # x, norm, shift, scale, index
     gated_add: Callable[..., torch.Tensor]  # x, gate, index, update
+    gated_add_norm: Callable[..., tuple[torch.Tensor, LinearInput]]  # x, gate, index, update, norm, shift, scale
+    qk_norm_rope: Callable[..., QKV]  # qkv [S, 3, heads, head_dim], q_norm, k_norm, rope or None
+    swiglu: Callable[[torch.Tensor], LinearInput]  # [S, 2F], gate first -> [S, F]
 
 
 def norm_modulate(
@@ -59,4 +65,18 @@ def gated_add(x: torch.Tensor, gate: torch.Tensor, index: torch.Tensor, update: 
     return x + gate.index_select(0, index) * update
 
 
-PLAIN = Ops(norm_modulate, qk_norm_rope, swiglu, gated_add)
+def gated_add_norm(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    index: torch.Tensor,
+    update: torch.Tensor,
+    norm: nn.RMSNorm,
+    shift: torch.Tensor,
+    scale: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The new residual stream, and its norm and modulation."""
+    x = gated_add(x, gate, index, update)
+    return x, norm_modulate(x, norm, shift, scale, index)
+
+
+PLAIN = Ops(norm_modulate, gated_add, gated_add_norm, qk_norm_rope, swiglu)

@@ -45,6 +45,9 @@ _LAYER_NAMES = (
 _BLOCK_NAMES = ("norm1", "norm2", "attn.qkv", "attn.proj", "mlp.linear_fc1", "mlp.linear_fc2")
 _MERGER_NAMES = ("norm", "linear_fc1", "linear_fc2")
 
+# Layers that 8 bits are meant for (`float8_linear.use_float8`); the vision tower is small and stays as it is.
+FLOAT8_LINEARS = (f"{_LANGUAGE}.layers.*_proj",)
+
 
 @dataclass(frozen=True)
 class TextEncoderConfig:

@@ -5,32 +5,42 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import torch
+from torch import nn
 
 from h3serve.core.tasks import Quality
 from h3serve.models.attention import fastest, sdpa
+from h3serve.models.float8_linear import Float8Linear
 from h3serve.models.ops import PLAIN, Ops
 from h3serve.models.transformer import Transformer
 
-TIERS: tuple[Quality, ...] = ("exact", "lossless")  # `fast` needs FP8 linears, which are not built
+TIERS: tuple[Quality, ...] = ("exact", "lossless", "fast")
 
 
 def use_tier(transformer: Transformer, quality: Quality, device: torch.device) -> None:
     """Sets the transformer's attention and ops for a device; weights stay as they are.
 
     exact: torch's own kernels in the reference's order of roundings. lossless: fused kernels with fewer
-    roundings where Triton and a GPU are there, else the same as exact.
+    roundings where Triton and a GPU are there, else the same as exact. fast: the same for a transformer whose
+    linear layers are `Float8Linear`; ValueError if they are not.
     """
     if quality not in TIERS:
         raise ValueError(f"tier {quality} is not one of {TIERS}")
+    if quality == "fast" and not has_float8(transformer):
+        raise ValueError("the fast tier needs linear layers of 8 bits")
     transformer.attention, transformer.ops = sdpa, PLAIN
-    if quality == "lossless":
+    if quality != "exact":
         transformer.attention = fastest(device, transformer.compute_dtype)
-        transformer.ops = _fused(device)
+        transformer.ops = _fused(device, has_float8(transformer))
 
 
-def _fused(device: torch.device) -> Ops:
+def has_float8(module: nn.Module) -> bool:
+    """Are there 8-bit layers in it?"""
+    return any(isinstance(child, Float8Linear) for child in module.modules())
+
+
+def _fused(device: torch.device, float8: bool) -> Ops:
     if device.type != "cuda" or find_spec("triton") is None:
         return PLAIN
-    from h3serve.models.fused import FUSED  # here, since Triton comes with CUDA builds of torch only
+    from h3serve.models.fused import FUSED, FUSED_FLOAT8  # here, since Triton comes with CUDA builds of torch only
 
-    return FUSED
+    return FUSED_FLOAT8 if float8 else FUSED

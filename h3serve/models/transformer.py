@@ -97,7 +97,7 @@ class Transformer(nn.Module):
         """
         x = self.embed_rows(video_rows, audio_rows, static)
         x = self.run_blocks(x, modulation, index=MODALITIES * timestep_index + static.tags, rope=static.rope)
-        video, audio = self.final_layer(x, modulation.final, index=timestep_index, ops=self.ops)
+        video, audio = self.final_layer(x, modulation.final, index=timestep_index)
         return (
             video.index_select(0, static.video_index[static.condition_video_rows :]),
             audio.index_select(0, static.audio_index[static.condition_audio_rows :]),

@@ -13,16 +13,17 @@ from h3serve.core.tasks import Partition
 from h3serve.models import audio_vae, denoiser, text_encoder, video_vae, video_vae_names
 from h3serve.models.audio_vae import AudioVAE, AudioVAEConfig
 from h3serve.models.denoiser import Denoiser
+from h3serve.models.float8_linear import Float8Linear, use_float8
 from h3serve.models.keymap import KeyMap, Layout
 from h3serve.models.text_encoder import TextEncoder, TextEncoderConfig
 from h3serve.models.transformer_config import TransformerConfig
 from h3serve.models.video_vae import VideoVAE
 from h3serve.models.video_vae_config import VideoVAEConfig
-from h3serve.weights.canary import Finding, examine, precision, report
+from h3serve.weights.canary import Finding, examine, precision, report, sampled
 from h3serve.weights.index import TensorIndex, read_index
 from h3serve.weights.layout import ModelFolder
-from h3serve.weights.load import check_complete, load_weights
-from h3serve.weights.probes import read_probes
+from h3serve.weights.load import check_complete, load_weights, read_tensors
+from h3serve.weights.probes import PROBED, read_probes
 
 
 def video_vae_dtype(name: str, compute_dtype: torch.dtype) -> torch.dtype:
@@ -50,11 +51,20 @@ class Recipe:
     build: Callable[[Any], nn.Module]
     key_map: Callable[[Any, Layout], KeyMap]
     dtype_of: Callable[[str, torch.dtype], torch.dtype]  # (our tensor name, compute dtype)
+    float8_linears: tuple[str, ...] = ()  # layers that 8 bits are meant for, as fnmatch patterns
 
 
 RECIPES: dict[str, Recipe] = {
-    "transformer": Recipe(TransformerConfig.from_dict, Denoiser, denoiser.key_map, denoiser.param_dtype),
-    "text_encoder": Recipe(TextEncoderConfig.from_dict, TextEncoder, text_encoder.key_map, always_compute_dtype),
+    "transformer": Recipe(
+        TransformerConfig.from_dict, Denoiser, denoiser.key_map, denoiser.param_dtype, denoiser.FLOAT8_LINEARS
+    ),
+    "text_encoder": Recipe(
+        TextEncoderConfig.from_dict,
+        TextEncoder,
+        text_encoder.key_map,
+        always_compute_dtype,
+        text_encoder.FLOAT8_LINEARS,
+    ),
     "video_vae": Recipe(VideoVAEConfig.from_dict, VideoVAE, video_vae.key_map, video_vae_dtype),
     "audio_vae": Recipe(AudioVAEConfig.from_dict, AudioVAE, audio_vae.key_map, always_float32),
 }
@@ -73,16 +83,20 @@ def load_component(
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.bfloat16,
+    float8: bool = False,
 ) -> nn.Module:
     """A network with its weights, checked by the canary; `dtype` is what it computes in.
 
-    What must be float32 (the transformer's islands, most of the VAEs) is so whatever `dtype` is.
+    What must be float32 (the transformer's islands, most of the VAEs) is so whatever `dtype` is. With `float8`
+    the layers that 8 bits are meant for are quantized while they are read.
     CheckpointError names the file, tensor or fault.
     """
     recipe, component = RECIPES[name], model.component(name, partition)
     config = recipe.read_config(component.config)
     index, key_map = read_index(component.weights), recipe.key_map(config, model.layout)
     module = build_on_meta(recipe, config)
+    if float8:
+        use_float8(module, recipe.float8_linears, dtype)
     load_weights(module, index, key_map, device=device, dtype_of=lambda tensor: recipe.dtype_of(tensor, dtype))
     if isinstance(module, TextEncoder):
         module.reset_buffers(device)
@@ -90,12 +104,19 @@ def load_component(
     findings = examine(
         name,
         partition,
-        tensors=module.state_dict(),
+        tensors={**module.state_dict(), **_unquantized(name, module, index, key_map)},
         original=recipe.key_map(config, "original"),
         recorded=read_probes(model.partition(partition).folder),
     )
     report(component.weights, (*findings, precision_finding(index, key_map, recipe)))
     return module
+
+
+def _unquantized(name: str, module: nn.Module, index: TensorIndex, key_map: KeyMap) -> dict[str, torch.Tensor]:
+    """What the canary is to see of 8-bit weights: their scales, which show NaN and Inf, and files where it compares."""
+    scales = {f"{path}.weight": m.weight_scale for path, m in module.named_modules() if isinstance(m, Float8Linear)}
+    compared = {*PROBED[name], *sampled(scales)} & set(scales)
+    return {**scales, **read_tensors(index, key_map, compared)}
 
 
 def precision_finding(index: TensorIndex, key_map: KeyMap, recipe: Recipe) -> Finding:

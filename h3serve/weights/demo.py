@@ -79,7 +79,7 @@ def write_demo_checkpoint(folder: Path, layout: Layout = "original", *, seed: in
             _write_original(staging, parts, tokenizer)
         else:
             _write_diffusers(staging, parts, tokenizer)
-        record(open_folder(staging))
+        record(open_folder(staging), demo_sizes.SIZE_RULES)
 
 
 def make_parts(tokenizer: Tokenizer, seed: int) -> Parts:

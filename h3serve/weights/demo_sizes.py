@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from h3serve.core.geometry import SizeRules
 from h3serve.core.tasks import Partition
 from h3serve.models.keymap import Layout
 from h3serve.weights.layout import MARKER, SCHEMA_VERSION, SigmaShifts, tasks_of
@@ -16,6 +17,8 @@ from h3serve.weights.layout import MARKER, SCHEMA_VERSION, SigmaShifts, tasks_of
 TEXT_WIDTH = 64
 TEXT_LAYERS = 51  # one more than is used, so that dropping is part of every load
 SHIFTS = SigmaShifts(video=12.0, audio=3.0)
+# References are as small as the clips that a CPU can make.
+SIZE_RULES = SizeRules(max_canvas_area=256 * 448, picture_short_edge=128, clip_short_edge=64)
 
 Statistics = dict[str, list[float]]  # latents_mean and latents_std
 

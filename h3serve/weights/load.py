@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from h3serve.core.errors import CheckpointError
+from h3serve.models.float8_linear import Float8Linear
 from h3serve.models.keymap import Entry, KeyMap
 from h3serve.weights.index import TensorIndex, TensorInfo
 from h3serve.weights.names import some
@@ -39,6 +40,7 @@ def load_weights(
     CheckpointError names what is missing, left over or of another shape, before anything is read.
     Stored rows go to their place by the entry's `reorder`; several sources are put one after another.
     Buffers that no file holds stay on meta: the module makes those itself (`check_complete`).
+    Weights of `Float8Linear` are quantized as they come: one at a time is there in its full size.
     """
     slots = module.state_dict()
     if set(slots) != {entry.target for entry in key_map.entries}:
@@ -52,7 +54,7 @@ def load_weights(
             dtype = dtype_of(entry.target) if dtype_of else stored.dtype
             target = torch.empty(slots[entry.target].shape, dtype=dtype, device=device)
             reader.read(entry, target)
-            _assign(module, entry.target, target)
+            assign(module, entry.target, target)
 
 
 def check_names(index: TensorIndex, key_map: KeyMap) -> None:
@@ -181,10 +183,13 @@ def _position(entry: Entry, index: TensorIndex) -> tuple[str, int]:
     return first.file.name, first.start
 
 
-def _assign(module: nn.Module, name: str, value: torch.Tensor) -> None:
+def assign(module: nn.Module, name: str, value: torch.Tensor) -> None:
+    """Puts `value` where the parameter or buffer `name` was; a `Float8Linear` quantizes it."""
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
-    if leaf in owner._parameters:
+    if isinstance(owner, Float8Linear) and leaf == "weight":
+        owner.set_weight(value)
+    elif leaf in owner._parameters:
         setattr(owner, leaf, nn.Parameter(value, requires_grad=False))
     else:
         setattr(owner, leaf, value)

@@ -15,11 +15,14 @@ from h3serve.weights.layout import ModelFolder, open_folder
 DEMOS = ("demo", "demo-random")
 
 
-def locate(model: str, partition: Partition, *, revision: str | None = None, cache: Path | None = None) -> ModelFolder:
-    """Open a model, fetched or made first if need be, that holds `partition`.
+def locate(
+    model: str, partition: Partition | None = None, *, revision: str | None = None, cache: Path | None = None
+) -> ModelFolder:
+    """Open a model, fetched or made first if need be, that holds `partition` (None: whatever is there).
 
-    A folder never touches the network. The demo is written into `cache` (default
-    `~/.cache/h3serve`) on first use. CheckpointError if it cannot be found or lacks the partition.
+    A folder never touches the network; of a hub id without `partition` the FL2VA one is fetched. The
+    demo is written into `cache` (default `~/.cache/h3serve`) on first use. CheckpointError if it cannot
+    be found or lacks the partition.
     """
     if revision is not None and (model in DEMOS or not is_hub_id(model) or Path(model).is_dir()):
         raise RequestError("revision", revision, f"only a hub id has revisions, {model} is none")
@@ -28,10 +31,11 @@ def locate(model: str, partition: Partition, *, revision: str | None = None, cac
     elif model and Path(model).expanduser().is_dir():
         folder = open_folder(Path(model))
     elif is_hub_id(model):
-        folder = open_folder(download(model, partition, revision=revision))
+        folder = open_folder(download(model, partition or "fl2va", revision=revision))
     else:
         raise CheckpointError(f"{model!r} is no folder, no hub id (owner/name) and not demo")
-    folder.partition(partition)
+    if partition is not None:
+        folder.partition(partition)
     return folder
 
 

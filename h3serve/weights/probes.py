@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from h3serve.core.errors import CheckpointError
+from h3serve.core.geometry import SizeRules
 from h3serve.models.keymap import KeyMap, Reorder, swap_halves
 from h3serve.weights.index import read_json
 
@@ -100,13 +101,13 @@ def read_probes(folder: Path) -> dict[str, Probes]:
         raise CheckpointError(f"{file}: its probes are damaged") from None
 
 
-def write_probes(folder: Path, probes: Mapping[str, Probes]) -> None:
-    """Write `h3serve.json` of a partition's folder."""
+def write_probes(folder: Path, probes: Mapping[str, Probes], rules: SizeRules) -> None:
+    """Write `h3serve.json` of a partition's folder; `size_rules.py` reads the rules back."""
     record = {
         component: {name: {"rows": probe.rows, "values": probe.values} for name, probe in named.items()}
         for component, named in probes.items()
     }
-    value = {"schema_version": SCHEMA_VERSION, "probes": record}
+    value = {"schema_version": SCHEMA_VERSION, "size_rules": asdict(rules), "probes": record}
     (folder / FILE).write_text(json.dumps(value, indent=1) + "\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from h3serve.core.geometry import RELEASED_SIZES, SizeRules
 from h3serve.core.tasks import Partition
 from h3serve.weights.components import RECIPES
 from h3serve.weights.index import read_index
@@ -10,15 +11,15 @@ from h3serve.weights.load import read_tensors
 from h3serve.weights.probes import PROBED, Probe, Probes, key, write_probes
 
 
-def record(model: ModelFolder) -> None:
-    """Take the probes of every network and keep them in each partition's folder.
+def record(model: ModelFolder, rules: SizeRules = RELEASED_SIZES) -> None:
+    """Take the probes of every network and keep them in each partition's folder, with its size rules.
 
     Every folder gets the transformers of all partitions, so that an exchanged one is called by its name.
     """
     transformers = {key("transformer", name): _probes(model, "transformer", name) for name in model.partitions}
     for name, place in model.partitions.items():
         others = {component: _probes(model, component, name) for component in RECIPES if component != "transformer"}
-        write_probes(place.folder, transformers | others)
+        write_probes(place.folder, transformers | others, rules)
 
 
 def _probes(model: ModelFolder, name: str, partition: Partition) -> Probes:

@@ -2,19 +2,27 @@ import pytest
 import torch
 
 from h3serve.models.attention import sdpa
+from h3serve.models.denoiser import FLOAT8_LINEARS
+from h3serve.models.float8_linear import use_float8
 from h3serve.models.ops import PLAIN
-from h3serve.models.tiers import TIERS, use_tier
+from h3serve.models.tiers import use_tier
 from tests.models.tiny_transformer import tiny_denoiser, tiny_request
 
+CPU = torch.device("cpu")
 
-def test_tiers_agree_on_a_cpu() -> None:
+
+def test_tiers_on_a_cpu() -> None:
+    """Without kernels exact and lossless are one and the same; fast costs what 8 bits cost, and no more."""
     denoiser, request = tiny_denoiser(), tiny_request()
     results = []
-    for tier in TIERS:
-        use_tier(denoiser.transformer, tier, torch.device("cpu"))
+    for tier in ("exact", "lossless", "fast"):
+        if tier == "fast":
+            use_float8(denoiser, FLOAT8_LINEARS, torch.float32)
+        use_tier(denoiser.transformer, tier, CPU)
         results.append(request.run(denoiser)[0])
-    assert len(results) == 2
-    assert torch.equal(*results)
+    exact, lossless, fast = results
+    assert torch.equal(exact, lossless)
+    assert 0.005 < (fast - exact).norm() / exact.norm() < 0.1
 
 
 def test_exact_puts_the_reference_back() -> None:
@@ -24,6 +32,11 @@ def test_exact_puts_the_reference_back() -> None:
     assert (transformer.attention, transformer.ops) == (sdpa, PLAIN)
 
 
-def test_a_tier_that_is_not_built_is_refused() -> None:
-    with pytest.raises(ValueError, match="fast"):
-        use_tier(tiny_denoiser().transformer, "fast", torch.device("cpu"))
+def test_fast_needs_8_bits() -> None:
+    with pytest.raises(ValueError, match="8 bits"):
+        use_tier(tiny_denoiser().transformer, "fast", CPU)
+
+
+def test_a_tier_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="slow"):
+        use_tier(tiny_denoiser().transformer, "slow", CPU)

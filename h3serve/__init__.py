@@ -1,0 +1,24 @@
+"""h3serve: video with its soundtrack from text, pictures, clips and sound, with MiniMax-H3.
+
+`Generator` is imported on first use, so that building requests needs no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from h3serve.core.request import Condition, GenerationRequest, Target
+
+if TYPE_CHECKING:
+    from h3serve.pipeline.generator import Generator
+
+__version__ = "0.1.0"
+__all__ = ["Condition", "GenerationRequest", "Generator", "Target"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Generator":
+        from h3serve.pipeline.generator import Generator
+
+        return Generator
+    raise AttributeError(f"module 'h3serve' has no attribute {name!r}")

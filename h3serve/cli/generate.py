@@ -1,0 +1,71 @@
+"""`h3serve generate`: a request file and/or flags in, a clip out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from h3serve.cli import flags
+from h3serve.cli.body import build_request, read_body
+from h3serve.cli.console import progress_display, say
+from h3serve.core.settings import EngineSettings
+from h3serve.media.files import check_output
+
+
+def generate(
+    request_file: flags.RequestFile = None,
+    model: flags.Model = "demo",
+    task: flags.Task = None,
+    prompt: flags.Prompt = None,
+    first_frame: flags.FirstFrame = None,
+    last_frame: flags.LastFrame = None,
+    reference: flags.Reference = None,
+    short_edge: flags.ShortEdge = None,
+    aspect_ratio: flags.AspectRatio = None,
+    duration: flags.Duration = None,
+    steps: flags.Steps = None,
+    seed: flags.Seed = None,
+    out: Annotated[
+        list[str] | None,
+        typer.Option(help="Result: .mp4, .wav, .npz, or a path ending in / for PNG frames. Repeatable."),
+    ] = None,
+    device: flags.Device = "auto",
+    dtype: flags.DType = "auto",
+    quality: flags.QualityTier = "lossless",
+    residency: flags.Residency = "auto",
+    revision: flags.Revision = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")] = False,
+) -> None:
+    """Make one clip with its sound."""
+    outputs = out or ["out.mp4"]
+    for path in outputs:
+        check_output(path)
+    fields = flags.request_fields(task, prompt, short_edge, aspect_ratio, duration, steps, seed)
+    keyframes = {0: first_frame, -1: last_frame}
+    request = build_request(read_body(request_file), fields, keyframes=keyframes, references=reference or [])
+    # Only now is torch imported: a wrong request is refused at once.
+    from h3serve.core.tasks import PARTITION_OF
+    from h3serve.pipeline.engine import load_engine
+    from h3serve.pipeline.generator import Generator
+
+    settings = EngineSettings(
+        model=model,
+        partition=PARTITION_OF[request.task],
+        device=device,
+        dtype=dtype,  # type: ignore[arg-type]
+        quality=quality,  # type: ignore[arg-type]
+        residency=residency,  # type: ignore[arg-type]
+        revision=revision,
+    )
+    generator = Generator(load_engine(settings))
+    with progress_display() as display:
+        result = generator.generate(request, on_progress=None if quiet else display, output=outputs[0])
+    for path in outputs[1:]:
+        result.save(path)
+    width, height = result.plan.canvas
+    seconds = result.stats["total_seconds"]
+    for path in outputs:
+        clip = f"{result.plan.frames} frames, {width}x{height}, {result.plan.seconds:.2f} s"
+        say(f"{Path(path)}: {clip}, made in {seconds:.1f} s")

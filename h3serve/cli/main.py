@@ -1,0 +1,51 @@
+"""`h3serve`: exit code 0 done, 2 the request is wrong (one line on stderr, no traceback), 1 anything else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+import typer
+from typer.main import get_command
+
+from h3serve.cli import demo_checkpoint, generate, inspect, plan
+from h3serve.cli.console import complain
+from h3serve.core.errors import H3Error
+
+app = typer.Typer(
+    name="h3serve",
+    help="Video with its soundtrack from text, pictures, clips and sound, with MiniMax-H3.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("generate")(generate.generate)
+app.command("plan")(plan.plan)
+app.command("inspect")(inspect.inspect)
+app.command("demo-checkpoint")(demo_checkpoint.demo_checkpoint)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: every known failure ends in one line and an exit code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    try:
+        code = get_command(app).main(args=None if arguments is None else list(arguments), standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        complain(error.format_message())
+        return 2
+    except click.ClickException as error:
+        complain(error.format_message())
+        return 2
+    except H3Error as error:
+        complain(str(error))
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        complain("stopped; nothing was written")
+        return 1

@@ -1,0 +1,94 @@
+"""Pictures, clips and sounds become condition rows (spec/scheduler.md 4.5-4.6, spec/vae_video.md 5.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from h3serve.core.geometry import reference_frames
+from h3serve.core.segments import Segment
+from h3serve.models.audio_vae import AudioVAE
+from h3serve.models.video_vae import VideoVAE, normalize_pixels
+from h3serve.pipeline.kept import Kept
+from h3serve.pipeline.noise import Noise
+from h3serve.pipeline.rows import video_to_rows
+
+
+@dataclass(frozen=True)
+class PreparedCondition:
+    """A condition as arrays, ready for the encoders, at its final size.
+
+    `frames` uint8 [F,H,W,3] (F = 1 for a picture), 24 fps, not yet cut to 17k+5; `wave` float32 [2,n], 32 kHz.
+    """
+
+    segment: Segment
+    frames: NDArray[np.uint8] | None = None
+    wave: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True)
+class ConditionRows:
+    """Frozen rows in packed order: video float32 [Nc,96], audio float32 [Mc,32]."""
+
+    video: Tensor
+    audio: Tensor
+
+
+def encode_conditions(
+    prepared: Sequence[PreparedCondition],
+    vaes: tuple[VideoVAE, AudioVAE],
+    noise: Noise,
+    *,
+    levels: tuple[float, float],
+    device: torch.device,
+    kept: Kept,
+    between: Callable[[], None] = lambda: None,
+) -> ConditionRows:
+    """Encodes every condition and mixes in its noise: level * clean + (1 - level) * noise, once.
+
+    `levels` are those of visual and of sound conditions; `between` is called before each encode and
+    may raise Cancelled.
+    """
+    video_vae, audio_vae = vaes
+    video, audio = [torch.zeros(0, 96, device=device)], [torch.zeros(0, 32, device=device)]
+    for item in prepared:
+        between()
+        if item.wave is not None:
+            rows = audio_vae.encode(torch.from_numpy(item.wave).to(device))
+            number = len(audio) - 1
+            kept.put("conditions", **{f"condition_audio{number}": rows})
+            audio.append(mix(rows, noise.sounds[number].to(device), levels[1]))
+        if item.frames is not None:
+            number = len(video) - 1
+            latents = _encode_visual(item.frames, video_vae, noise.posterior[number], number, device, kept)
+            video.append(mix(video_to_rows(latents), video_to_rows(noise.conditions[number].to(device)), levels[0]))
+    all_rows = ConditionRows(torch.cat(video), torch.cat(audio))
+    if len(all_rows.video):
+        kept.put("conditions", condition_rows=all_rows.video)
+    return all_rows
+
+
+def mix(clean: Tensor, noise: Tensor, level: float) -> Tensor:
+    """Float32 on both sides: the complement is 1 - float32(level). At level 1 the rows stay as they are."""
+    if level == 1.0:
+        return clean
+    weight = torch.tensor(level, dtype=torch.float32)
+    return float(weight) * clean + float(1 - weight) * noise
+
+
+def _encode_visual(
+    frames: NDArray[np.uint8], vae: VideoVAE, noise: Tensor, number: int, device: torch.device, kept: Kept
+) -> Tensor:
+    used = frames if len(frames) == 1 else frames[: reference_frames(len(frames))]
+    pixels = torch.from_numpy(used if used.flags.writeable else used.copy())  # torch shares memory it may write
+    moments = vae.encode(normalize_pixels(pixels.to(device)))
+    latents = vae.sample(moments, noise.to(device))
+    mean, logvar = moments
+    kept.put("conditions", **{f"posterior_mean{number}": mean, f"posterior_logvar{number}": logvar})
+    kept.put("conditions", **{f"condition_latents{number}": latents})
+    return latents

@@ -1,0 +1,149 @@
+"""A loaded model: its networks, on one device, and what they can be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from h3serve.core.errors import RequestError
+from h3serve.core.geometry import SizeRules
+from h3serve.core.request import GenerationRequest
+from h3serve.core.settings import EngineSettings
+from h3serve.core.tasks import PARTITION_OF, Partition, Quality, Task
+from h3serve.models.audio_vae import AudioVAE
+from h3serve.models.denoiser import Denoiser
+from h3serve.models.text_encoder import TextEncoder
+from h3serve.models.tiers import TIERS, use_tier
+from h3serve.models.tokenizer import Tokenizer
+from h3serve.models.video_vae import VideoVAE, to_compute_dtype
+from h3serve.weights.components import load_component
+from h3serve.weights.layout import ModelFolder
+from h3serve.weights.locate import locate
+from h3serve.weights.size_rules import read_size_rules
+from h3serve.weights.tokenizer import check_processor_files, load_tokenizer
+
+RESIDENCIES = ("auto", "resident")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Networks in their dtypes on `device`; one denoiser per loaded partition, all else shared."""
+
+    tokenizer: Tokenizer
+    text_encoder: TextEncoder
+    video_vae: VideoVAE
+    audio_vae: AudioVAE
+    denoisers: Mapping[Partition, Denoiser]
+    sigma_shifts: Mapping[Partition, tuple[float, float]]
+    device: torch.device
+    quality: Quality
+    rules: SizeRules
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Tasks that the loaded partitions can do."""
+        return tuple(task for task, partition in PARTITION_OF.items() if partition in self.denoisers)
+
+    def check_request(self, request: GenerationRequest) -> None:
+        """RequestError for a task or a tier that this engine does not serve."""
+        if request.task not in self.tasks:
+            partition = PARTITION_OF[request.task]
+            allowed = f"the loaded weights do {', '.join(self.tasks)}; this task needs partition {partition}"
+            raise RequestError("task", request.task, allowed)
+        if request.quality not in (None, self.quality):
+            raise RequestError("quality", request.quality, f"this engine runs at {self.quality}")
+
+    def denoiser(self, task: Task) -> Denoiser:
+        """The denoiser whose weights are for `task`."""
+        return self.denoisers[PARTITION_OF[task]]
+
+    def shifts(self, task: Task) -> tuple[float, float]:
+        """(video, audio) flow shifts of the task's checkpoint."""
+        return self.sigma_shifts[PARTITION_OF[task]]
+
+
+def load_engine(settings: EngineSettings) -> Engine:
+    """Loads every component from disk, strictly.
+
+    Raises RequestError for a setting that cannot be had, CheckpointError for the files.
+    """
+    device = resolve_device(settings.device)
+    dtype = resolve_dtype(settings.dtype, device)
+    _check_settings(settings)
+    partitions: tuple[Partition, ...] = ("fl2va", "ref2va") if settings.partition == "both" else (settings.partition,)
+    folders = {p: locate(settings.model, p, revision=settings.revision) for p in partitions}
+    shared = partitions[0]  # the partitions' other components are the same files
+
+    def load(name: str, partition: Partition = shared) -> nn.Module:
+        return load_component(folders[partition], name, partition, device=device, dtype=dtype)
+
+    text_encoder, video_vae, audio_vae = load("text_encoder"), load("video_vae"), load("audio_vae")
+    assert isinstance(text_encoder, TextEncoder)
+    assert isinstance(video_vae, VideoVAE) and isinstance(audio_vae, AudioVAE)
+    check_processor_files(folders[shared].component("processor", shared).folder)
+    return Engine(
+        tokenizer=load_tokenizer(folders[shared].component("tokenizer", shared).folder, text_encoder.config),
+        text_encoder=text_encoder,
+        video_vae=for_device(video_vae, device),
+        audio_vae=audio_vae,
+        denoisers={p: _denoiser(load("transformer", p), settings.quality, device) for p in partitions},
+        sigma_shifts={p: _shifts(folders[p], p) for p in partitions},
+        device=device,
+        quality=settings.quality,
+        rules=read_size_rules(folders[shared].partition(shared).folder),
+    )
+
+
+def for_device(vae: VideoVAE, device: torch.device) -> VideoVAE:
+    """The release decodes with float16 matrices on a GPU and encodes in float32; a CPU does all in float32."""
+    return vae if device.type == "cpu" else to_compute_dtype(vae, torch.float16)
+
+
+def _denoiser(module: nn.Module, quality: Quality, device: torch.device) -> Denoiser:
+    assert isinstance(module, Denoiser)
+    use_tier(module.transformer, quality, device)
+    return module
+
+
+def _shifts(folder: ModelFolder, partition: Partition) -> tuple[float, float]:
+    shifts = folder.partition(partition).shifts
+    return shifts.video, shifts.audio
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is the first GPU, or the CPU without one; RequestError for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise RequestError("device", name, "cpu, cuda, cuda:N or auto") from None
+    if device.type not in ("cpu", "cuda"):
+        raise RequestError("device", name, "cpu, cuda, cuda:N or auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise RequestError(
+            "device", name, f"this machine has {torch.cuda.device_count()} usable GPUs; cpu works everywhere"
+        )
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is float32 on the CPU and the release's bfloat16 on a GPU."""
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in known:
+        raise RequestError("dtype", name, "auto, float32 or bfloat16")
+    return known[name]
+
+
+def _check_settings(settings: EngineSettings) -> None:
+    if settings.partition not in ("fl2va", "ref2va", "both"):
+        raise RequestError("partition", settings.partition, "fl2va, ref2va or both")
+    if settings.quality not in TIERS:
+        raise RequestError("quality", settings.quality, f"this build has {' and '.join(TIERS)}")
+    if settings.residency not in RESIDENCIES:
+        raise RequestError("residency", settings.residency, f"this build has {' and '.join(RESIDENCIES)}")

@@ -1,0 +1,131 @@
+"""`Generator`: the one path from a request to a clip, offline and online."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from h3serve.core.plan import Plan
+from h3serve.core.request import GenerationRequest, parse_request
+from h3serve.core.settings import EngineSettings
+from h3serve.media.files import check_output
+from h3serve.pipeline import generate as steps
+from h3serve.pipeline.conditions import PreparedCondition, encode_conditions
+from h3serve.pipeline.denoise import denoise
+from h3serve.pipeline.engine import Engine, load_engine
+from h3serve.pipeline.ingest import Ingest
+from h3serve.pipeline.kept import Kept
+from h3serve.pipeline.noise import Noise, draw, replace
+from h3serve.pipeline.packing import pack
+from h3serve.pipeline.predict import all_step_times, make_predict, prepare_static
+from h3serve.pipeline.progress import Meter, OnProgress
+from h3serve.pipeline.result import GenerationResult
+from h3serve.pipeline.rows import video_to_rows
+
+
+class Generator:
+    """A loaded model that makes clips. One generation at a time; not thread-safe."""
+
+    def __init__(self, engine: Engine, ingest: Ingest | None = None) -> None:
+        self.engine = engine
+        self.ingest = ingest or Ingest(engine.rules)
+
+    @staticmethod
+    def from_pretrained(model: str | Path, **settings: Any) -> Generator:
+        """Loads `model`: a folder, a hub id, or "demo". `settings` are the fields of `EngineSettings`.
+
+        Raises CheckpointError for files that are missing, damaged or of the wrong partition, and
+        RequestError for a setting this build does not have.
+        """
+        return Generator(load_engine(EngineSettings(model=str(model), **settings)))
+
+    def generate(
+        self,
+        request: GenerationRequest | Mapping[str, Any],
+        on_progress: OnProgress | None = None,
+        noise: Mapping[str, Any] | None = None,
+        *,
+        keep: Iterable[str] = (),
+        output: str | Path | None = None,
+    ) -> GenerationResult:
+        """One clip with its sound, shape and types as in `GenerationResult`.
+
+        `noise` replaces the drawn noise (names of `noise.Noise`); `keep` asks for intermediates
+        (groups of kept.py); `output` is a file as in `GenerationResult.save`, and an MP4 is encoded
+        while frames are still being decoded. Raises RequestError, MediaError, OutputError or
+        whatever `on_progress` raises (Cancelled); then there is no output file.
+        """
+        wanted = parse_request(request)
+        kept = Kept.of(keep)
+        if output is not None:
+            check_output(output)
+        self.engine.check_request(wanted)
+        meter = Meter(self.engine.device, on_progress)
+        with meter.stage("read media"):
+            plan, prepared = self.ingest.read(wanted, meter.pulse)
+        return self.run(wanted, plan, prepared, meter=meter, noise=noise or {}, kept=kept, output=output)
+
+    @torch.inference_mode()
+    def run(
+        self,
+        request: GenerationRequest,
+        plan: Plan,
+        prepared: Sequence[PreparedCondition],
+        *,
+        meter: Meter,
+        noise: Mapping[str, Any],
+        kept: Kept,
+        output: str | Path | None = None,
+    ) -> GenerationResult:
+        """The same from prepared media on: `prepared` in packed order, `plan` with their segments."""
+        engine, target = self.engine, plan.target
+        segments = [item.segment for item in prepared]
+        drawn = replace(draw(request.seed, segments, target), dict(noise))
+        steps.keep_noise(drawn, kept)
+        with meter.stage("encode text"):
+            shown = steps.present_request(request, prepared, engine.tokenizer, kept)
+            text_states = engine.text_encoder.encode(shown.inputs)
+            kept.put("text", text_states=text_states)
+        with meter.stage("encode conditions"):
+            conditions = self._encode(request, prepared, drawn, meter, kept)
+        layout = pack(shown.tags.numpy(), segments, target)
+        steps.keep_layout(layout, conditions, kept)
+        schedules = steps.make_schedules(request, engine.shifts(request.task), kept)
+        denoiser = engine.denoiser(request.task)
+        with meter.stage("denoise"):
+            static = prepare_static(denoiser.transformer, text_states.to(engine.device), layout)
+            times = all_step_times(schedules, layout, _levels(request))
+            kept.put("schedule", row_timesteps=[t.values[t.slots[layout.kinds]] for t in times])
+            predict = make_predict(denoiser.transformer, denoiser.modulation, static, conditions, layout, times, kept)
+            start = video_to_rows(drawn.video.to(engine.device)), drawn.audio.to(engine.device)
+            latents = steps.to_latents(denoise(predict, start, schedules, meter.step), plan, kept)
+        with meter.stage("decode audio"):
+            audio = steps.decode_audio(engine.audio_vae, latents)
+        with meter.stage("decode video"), steps.chunk_sink(output, plan, audio) as on_chunk:
+            video = steps.decode_video(engine.video_vae, latents, plan, meter, on_chunk)
+        stats = {**meter.stats(), "plan": plan.describe(), "text_tokens": len(shown.tags)}
+        result = GenerationResult(plan, video, audio, stats, kept.arrays)
+        if output is not None and not steps.is_mp4(output):
+            result.save(output)
+        return result
+
+    def _encode(
+        self, request: GenerationRequest, prepared: Sequence[PreparedCondition], drawn: Noise, meter: Meter, kept: Kept
+    ) -> Any:
+        engine = self.engine
+        return encode_conditions(
+            prepared,
+            (engine.video_vae, engine.audio_vae),
+            drawn,
+            levels=_levels(request),
+            device=engine.device,
+            kept=kept,
+            between=meter.pulse,
+        )
+
+
+def _levels(request: GenerationRequest) -> tuple[float, float]:
+    return request.imgvid_cond_noise_aug_for_inference, request.audio_cond_noise_aug_for_inference

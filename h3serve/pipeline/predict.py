@@ -1,0 +1,73 @@
+"""One evaluation of the model, as the denoise loop sees it: rows in, velocities out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from h3serve.models.modulation import Modulation
+from h3serve.models.transformer import StaticInputs, Transformer
+from h3serve.pipeline.conditions import ConditionRows
+from h3serve.pipeline.denoise import Predict
+from h3serve.pipeline.kept import Kept
+from h3serve.pipeline.packing import PackedLayout
+from h3serve.pipeline.schedule import Schedule, StepTimes, step_times
+
+# Distinct timesteps of a step -> its modulation tables; where they come from is the tier's affair.
+Modulate = Callable[[Tensor], Modulation]
+
+
+def prepare_static(transformer: Transformer, text_states: Tensor, layout: PackedLayout) -> StaticInputs:
+    """The part of the model's input that no evaluation changes."""
+    return transformer.prepare(
+        text_states,
+        torch.from_numpy(layout.positions),
+        tags=torch.from_numpy(layout.tags),
+        text_index=torch.from_numpy(layout.text_index),
+        video_index=torch.from_numpy(layout.video_index),
+        audio_index=torch.from_numpy(layout.audio_index),
+        condition_video_rows=layout.condition_video_rows,
+        condition_audio_rows=layout.condition_audio_rows,
+    )
+
+
+def all_step_times(
+    schedules: tuple[Schedule, Schedule], layout: PackedLayout, levels: tuple[float, float]
+) -> list[StepTimes]:
+    """Distinct timesteps and slots of every evaluation, on the host."""
+    present = np.unique(layout.kinds)
+    video, audio = (schedule.timesteps.tolist() for schedule in schedules)
+    return [step_times(v, a, present, *levels) for v, a in zip(video, audio, strict=True)]
+
+
+def make_predict(
+    transformer: Transformer,
+    modulate: Modulate,
+    static: StaticInputs,
+    conditions: ConditionRows,
+    layout: PackedLayout,
+    times: list[StepTimes],
+    kept: Kept,
+) -> Predict:
+    """Binds all that is fixed. Every index is on the device before the loop: no evaluation waits for the host."""
+    device = conditions.video.device
+    kinds = torch.from_numpy(layout.kinds).to(device)
+    slots = torch.from_numpy(np.stack([t.slots for t in times])).to(device)
+    values = [torch.from_numpy(t.values).to(device) for t in times]
+
+    def predict(video: Tensor, audio: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        velocities: tuple[Tensor, Tensor] = transformer(
+            torch.cat([conditions.video, video]),
+            torch.cat([conditions.audio, audio]),
+            static=static,
+            modulation=modulate(values[step]),
+            timestep_index=slots[step][kinds],
+        )
+        kept.put_step(step_video_rows=video, step_audio_rows=audio)
+        kept.put_step(step_video_velocity=velocities[0], step_audio_velocity=velocities[1])
+        return velocities
+
+    return predict
