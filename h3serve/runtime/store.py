@@ -25,7 +25,9 @@ Shape = tuple[int, ...]
 class Store(Protocol):
     """Groups of tensors on the host."""
 
-    flats: Sequence[Flat]  # layout of every group
+    @property
+    def flats(self) -> Sequence[Flat]:
+        """Layout of every group."""
 
     def send(self, group: int, target: torch.Tensor) -> None:
         """Queue a group into `target`, uint8 [num_bytes] on any device, on the current stream."""
@@ -48,7 +50,9 @@ class FileStore:
     ) -> None:
         """`groups[i]` maps the names that group i's tensors get to their entries."""
         self._index, self._groups, self._device = index, groups, device
-        self.flats = [Flat.of({n: (shape_of(e), dtype_of(e)) for n, e in group.items()}) for group in groups]
+        self.flats: Sequence[Flat] = [
+            Flat.of({n: (shape_of(e), dtype_of(e)) for n, e in group.items()}) for group in groups
+        ]
         self._stored = [Flat.of(self._sources(group)) for group in groups]
         self._reader = RawReader()
         self._stages: list[torch.Tensor] = []
@@ -108,7 +112,7 @@ class HostStore:
 
     def __init__(self, source: Store, *, pinned: bool) -> None:
         """Takes every group from `source` once; the caller closes it."""
-        self.flats = list(source.flats)
+        self.flats: Sequence[Flat] = source.flats
         self._groups = [buffers.host_buffer(flat.num_bytes, pinned=pinned) for flat in self.flats]
         for number, buffer in enumerate(self._groups):
             source.send(number, buffer)

@@ -53,7 +53,7 @@ class RawReader:
 
     def _read_piece(self, stored: TensorInfo, target: torch.Tensor, at: int, count: int) -> int:
         descriptor, data = self._files[stored.file]
-        memory = memoryview(target.numpy())[at : at + count]
+        memory = target.numpy().data[at : at + count]
         done = 0
         while done < count:
             got = os.preadv(descriptor, [memory[done:]], data + stored.start + at + done)
