@@ -29,7 +29,7 @@ _SMALLEST_SCALE = tl.constexpr(SMALLEST_SCALE)
 
 
 @triton.jit
-def _load(at, columns, inside):
+def load_columns(at, columns, inside):
     return tl.load(at + columns, mask=inside, other=0.0).to(tl.float32)
 
 
@@ -37,8 +37,8 @@ def _load(at, columns, inside):
 def _modulated(value, weight, shift, scale, columns, inside, width, eps):
     """RMSNorm of a whole row, then its modulation."""
     value *= tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
-    value *= _load(weight, columns, inside)
-    return value * (1.0 + _load(scale, columns, inside)) + _load(shift, columns, inside)
+    value *= load_columns(weight, columns, inside)
+    return value * (1.0 + load_columns(scale, columns, inside)) + load_columns(shift, columns, inside)
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def _norm_modulate(x, weight, shift, scale, index, out, out_scale, width, table_
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     entry = tl.load(index + row) * table_stride
-    value = _load(x + row * width, columns, inside)
+    value = load_columns(x + row * width, columns, inside)
     value = _modulated(value, weight, shift + entry, scale + entry, columns, inside, width, eps)
     _store(out, out_scale, row, width, columns, inside, value)
 
@@ -68,8 +68,8 @@ def _gated_add(x, gate, index, update, out, width, table_stride, BLOCK: tl.const
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     entry = tl.load(index + row) * table_stride
-    value = _load(x + row * width, columns, inside)
-    value += _load(gate + entry, columns, inside) * _load(update + row * width, columns, inside)
+    value = load_columns(x + row * width, columns, inside)
+    value += load_columns(gate + entry, columns, inside) * load_columns(update + row * width, columns, inside)
     tl.store(out + row * width + columns, value.to(out.dtype.element_ty), mask=inside)
 
 
@@ -81,8 +81,8 @@ def _gated_add_norm(
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     entry = tl.load(index + row) * table_stride
-    value = _load(x + row * width, columns, inside)
-    value += _load(gate + entry, columns, inside) * _load(update + row * width, columns, inside)
+    value = load_columns(x + row * width, columns, inside)
+    value += load_columns(gate + entry, columns, inside) * load_columns(update + row * width, columns, inside)
     tl.store(total + row * width + columns, value.to(total.dtype.element_ty), mask=inside)
     value = _modulated(value, weight, shift + entry, scale + entry, columns, inside, width, eps)
     _store(out, out_scale, row, width, columns, inside, value)
@@ -93,8 +93,8 @@ def _swiglu(gate_up, out, out_scale, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    gate = _load(gate_up + row * 2 * width, columns, inside)
-    value = gate / (1.0 + tl.exp(-gate)) * _load(gate_up + row * 2 * width + width, columns, inside)
+    gate = load_columns(gate_up + row * 2 * width, columns, inside)
+    value = gate / (1.0 + tl.exp(-gate)) * load_columns(gate_up + row * 2 * width + width, columns, inside)
     _store(out, out_scale, row, width, columns, inside, value)
 
 
@@ -103,7 +103,7 @@ def _quantize_rows(x, out, out_scale, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    _store(out, out_scale, row, width, columns, inside, _load(x + row * width, columns, inside))
+    _store(out, out_scale, row, width, columns, inside, load_columns(x + row * width, columns, inside))
 
 
 @triton.jit
@@ -127,6 +127,7 @@ def _qk_norm_rope(
     cos,
     sin,
     heads,
+    period,  # rows after which the tables start anew
     eps,
     TURNED: tl.constexpr,  # pairs of a head are (d, d + TURNED)
     HEAD_DIM: tl.constexpr,
@@ -139,7 +140,7 @@ def _qk_norm_rope(
     head = tl.arange(0, HEADS)[:, None]
     inside = head < heads
     rest_size: tl.constexpr = HEAD_DIM - 2 * TURNED
-    everywhere = row * TURNED + 0 * head  # gains and tables are read per head: no exchange of layouts
+    everywhere = (row % period) * TURNED + 0 * head  # gains and tables are read per head: no exchange of layouts
     c = _load_part(cos + everywhere, 0, TURNED, inside, HALF)
     s = _load_part(sin + everywhere, 0, TURNED, inside, HALF)
     for part in tl.static_range(2):
@@ -241,17 +242,33 @@ def quantize_rows(x: torch.Tensor) -> Float8Rows:
 
 def qk_norm_rope(qkv: torch.Tensor, q_norm: nn.RMSNorm, k_norm: nn.RMSNorm, rope: Rope | None) -> QKV:
     """`ops.qk_norm_rope` with one rounding; q and k are overwritten in qkv and returned as views."""
+    assert rope is not None and q_norm.eps == k_norm.eps
+    turn_heads(qkv, (q_norm.weight, k_norm.weight), rope, eps=q_norm.eps)
+    q, k, v = qkv.unbind(1)
+    return q, k, v
+
+
+def turn_heads(
+    qkv: torch.Tensor,
+    gains: tuple[torch.Tensor, torch.Tensor],
+    rope: tuple[torch.Tensor, torch.Tensor],
+    *,
+    eps: float | None,
+) -> None:
+    """In place: RMSNorm and rotation of q and k of qkv [rows, 3, heads, head_dim].
+
+    `gains` are those of q and k; `rope` holds cos and sin [period, pairs], used over and over.
+    """
     rows, _, heads, head_dim = qkv.shape
-    assert rope is not None and qkv.is_contiguous() and q_norm.eps == k_norm.eps
-    turned = rope.cos.shape[1]
+    assert qkv.is_contiguous() and all(table.is_contiguous() for table in rope)
+    period, turned = rope[0].shape
     _qk_norm_rope[(rows,)](
         qkv,
-        q_norm.weight,
-        k_norm.weight,
-        rope.cos,
-        rope.sin,
+        *gains,
+        *rope,
         heads,
-        q_norm.eps,
+        period,
+        eps,
         TURNED=turned,
         HEAD_DIM=head_dim,
         HEADS=triton.next_power_of_2(heads),
@@ -259,8 +276,6 @@ def qk_norm_rope(qkv: torch.Tensor, q_norm: nn.RMSNorm, k_norm: nn.RMSNorm, rope
         REST=triton.next_power_of_2(max(head_dim - 2 * turned, 1)),
         num_warps=_WARPS,
     )
-    q, k, v = qkv.unbind(1)
-    return q, k, v
 
 
 FUSED = Ops(norm_modulate, gated_add, gated_add_norm, qk_norm_rope, swiglu)

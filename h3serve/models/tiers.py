@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from h3serve.core.tasks import Quality
+from h3serve.models import decoder_ops
 from h3serve.models.attention import fastest, sdpa
 from h3serve.models.float8_linear import Float8Linear
 from h3serve.models.ops import PLAIN, Ops
 from h3serve.models.transformer import Transformer
+from h3serve.models.video_vae import VideoVAE
 
 TIERS: tuple[Quality, ...] = ("exact", "lossless", "fast")
 
@@ -33,13 +35,26 @@ def use_tier(transformer: Transformer, quality: Quality, device: torch.device) -
         transformer.ops = _fused(device, has_float8(transformer))
 
 
+def use_vae_tier(vae: VideoVAE, quality: Quality, device: torch.device) -> None:
+    """Sets the ops of a video VAE's decoder likewise; fast is as lossless."""
+    vae.decoder.ops = decoder_ops.PLAIN
+    if quality != "exact" and _has_kernels(device):
+        from h3serve.models.fused_decoder import FUSED
+
+        vae.decoder.ops = FUSED
+
+
 def has_float8(module: nn.Module) -> bool:
     """Are there 8-bit layers in it?"""
     return any(isinstance(child, Float8Linear) for child in module.modules())
 
 
+def _has_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and find_spec("triton") is not None
+
+
 def _fused(device: torch.device, float8: bool) -> Ops:
-    if device.type != "cuda" or find_spec("triton") is None:
+    if not _has_kernels(device):
         return PLAIN
     from h3serve.models.fused import FUSED, FUSED_FLOAT8  # here, since Triton comes with CUDA builds of torch only
 

@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from h3serve.models.decoder_ops import PLAIN, DecoderOps, Rope
 from h3serve.models.video_vae_config import VideoVAEConfig
-
-Rope = tuple[torch.Tensor, torch.Tensor]
 
 
 @lru_cache(maxsize=16)
@@ -39,16 +38,6 @@ def rope_table(
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def rotate(x: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Rotate pairs (d, d + half) of the first 2 * half entries of each head of `x`
-    `[B,N,heads,dim]`.
-    """
-    cos, sin = (part[:, None] for part in rope)
-    half = cos.shape[-1]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
-
-
 class Attention(nn.Module):
     """Full self-attention; queries and keys normalized in float32, without gain, then rotated."""
 
@@ -58,15 +47,11 @@ class Attention(nn.Module):
         self.to_qkv = nn.Linear(config.width, 3 * config.width)  # rows [q; k; v]
         self.to_out = nn.Linear(config.width, config.width)
 
-    def forward(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rope: Rope, ops: DecoderOps = PLAIN) -> torch.Tensor:
         """`[B,N,width]` in the dtype of the weights, in and out."""
-        q, k, v = self.to_qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        q, k = (rotate(self._normalized(part), rope) for part in (q, k))
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        qkv = self.to_qkv(x).unflatten(-1, (3, self.heads, -1))
+        q, k, v = (part.transpose(1, 2) for part in ops.qk_norm_rope(qkv, self.eps, rope))
         return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-    def _normalized(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x.float(), x.shape[-1:], eps=self.eps).to(x.dtype)
 
 
 class FeedForward(nn.Module):
@@ -78,9 +63,8 @@ class FeedForward(nn.Module):
         self.w1 = nn.Linear(config.width, 2 * inner)
         self.w2 = nn.Linear(inner, config.width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.w1(x).chunk(2, dim=-1)
-        return self.w2(F.silu(gate) * up)
+    def forward(self, x: torch.Tensor, ops: DecoderOps = PLAIN) -> torch.Tensor:
+        return self.w2(ops.swiglu(self.w1(x)))
 
 
 class Block(nn.Module):
@@ -97,19 +81,22 @@ class Block(nn.Module):
         self.ff = FeedForward(config)
         self.scale2 = nn.Parameter(torch.zeros(config.width))
 
-    def forward(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
-        """Residual stream float32 `[B,N,width]`, in and out."""
-        dtype = self.attn.to_qkv.weight.dtype
-        x = x + self.attn(self.norm1(x).to(dtype), rope) * self.scale1
-        return x + self.ff(self.norm2(x).to(dtype)) * self.scale2
+    def forward(self, x: torch.Tensor, rope: Rope, ops: DecoderOps = PLAIN) -> torch.Tensor:
+        """Residual stream float32 `[B,N,width]`, in and out; `ops` may overwrite it."""
+        h = ops.norm(x, self.norm1, self.attn.to_qkv.weight.dtype)
+        x, h = ops.scaled_add_norm(x, self.attn(h, rope, ops), self.scale1, self.norm2)
+        return ops.scaled_add(x, self.ff(h, ops), self.scale2)
 
 
 class VideoDecoder(nn.Module):
-    """Latents `[B,24,T,h,w]` of one tile and window to pixels float32 `[B,3,4T,16h,16w]`."""
+    """Latents `[B,24,T,h,w]` of one tile and window to pixels float32 `[B,3,4T,16h,16w]`.
+
+    `ops` may be exchanged for a fused set (`tiers.use_vae_tier`).
+    """
 
     def __init__(self, config: VideoVAEConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.ops = config, PLAIN
         patch = config.time_ratio * config.space_ratio**2
         self.x_embedder = nn.Linear(config.latent_channels, config.width)
         self.register_tokens = nn.Parameter(torch.zeros(1, config.registers, config.width))
@@ -123,7 +110,7 @@ class VideoDecoder(nn.Module):
         suffix = self.config.registers + 1
         rope = rope_table(size, suffix, config=self.config, dtype=latents.dtype, device=latents.device)
         for block in self.transformer_blocks:
-            tokens = block(tokens, rope)
+            tokens = block(tokens, rope, self.ops)
         patches = self.proj_out(self.norm_out(tokens))[:, : math.prod(size)]
         return self._pixels(patches, size)
 

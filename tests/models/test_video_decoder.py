@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from h3serve.models.video_decoder import Attention, FeedForward, VideoDecoder, rope_table, rotate
+from h3serve.models.decoder_ops import rotate
+from h3serve.models.video_decoder import Attention, FeedForward, VideoDecoder, rope_table
 from h3serve.models.video_vae import VideoVAE, to_compute_dtype
 from tests.keymaps import fill
 from tests.models.tiny_video_vae import CONFIG, tiny

@@ -1,0 +1,70 @@
+"""The element-wise pieces of the video decoder's blocks, as a set that can be exchanged whole.
+
+This file is the reference, in plain torch (spec/vae_video.md 5.5): float32 residual stream and norms, everything
+else in the dtype of the matrices. A fused set computes the same with fewer passes over memory and fewer roundings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+Rope = tuple[torch.Tensor, torch.Tensor]  # cos and sin [N, pairs] of a tile's tokens
+QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class DecoderOps:
+    """Residual x is float32 [B, N, width]; an update and what goes into a matrix have the matrices' dtype."""
+
+    norm: Callable[[torch.Tensor, nn.RMSNorm, torch.dtype], torch.Tensor]
+    scaled_add: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # x, update, scale [width]
+    scaled_add_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]  # x, update, scale, norm
+    qk_norm_rope: Callable[[torch.Tensor, float, Rope], QKV]  # qkv [B, N, 3, heads, dim], eps, rope
+    swiglu: Callable[[torch.Tensor], torch.Tensor]  # [B, N, 2F], gate first -> [B, N, F]
+
+
+def norm(x: torch.Tensor, layer: nn.RMSNorm, dtype: torch.dtype) -> torch.Tensor:
+    """RMSNorm in float32, then rounded."""
+    return layer(x).to(dtype)
+
+
+def scaled_add(x: torch.Tensor, update: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The residual stream plus the update times a scale per channel."""
+    return x + update * scale
+
+
+def scaled_add_norm(
+    x: torch.Tensor, update: torch.Tensor, scale: torch.Tensor, layer: nn.RMSNorm
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The new residual stream, and its norm in the dtype of the update."""
+    x = scaled_add(x, update, scale)
+    return x, norm(x, layer, update.dtype)
+
+
+def rotate(x: torch.Tensor, rope: Rope) -> torch.Tensor:
+    """Rotate pairs (d, d + half) of the first 2 * half entries of each head of `x` [B, N, heads, dim]."""
+    cos, sin = (part[:, None] for part in rope)
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
+
+
+def qk_norm_rope(qkv: torch.Tensor, eps: float, rope: Rope) -> QKV:
+    """Queries and keys normalized in float32, without gain, rounded, then rotated."""
+    q, k, v = qkv.unbind(2)
+    q, k = (F.rms_norm(part.float(), part.shape[-1:], eps=eps).to(part.dtype) for part in (q, k))
+    return rotate(q, rope), rotate(k, rope), v
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """SiLU(gate) * up."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+PLAIN = DecoderOps(norm, scaled_add, scaled_add_norm, qk_norm_rope, swiglu)
