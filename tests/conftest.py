@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -14,9 +15,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Without a GPU, Triton kernels run in its interpreter; it has to know before anyone imports it."""
-    if find_spec("triton"):
-        import torch
+    """One thread a worker: threads that spin for the same two cores starve each other.
 
-        if not torch.cuda.is_available():
-            os.environ["TRITON_INTERPRET"] = "1"
+    Without a GPU, Triton kernels run in its interpreter; it has to know before anyone imports it.
+    """
+    torch.set_num_threads(1)
+    if find_spec("triton") and not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"

@@ -1,0 +1,63 @@
+"""An engine with random weights at any size, built on the device: for measuring where no checkpoint is."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from h3serve.core.geometry import RELEASED_SIZES
+from h3serve.core.tasks import Quality
+from h3serve.models.audio_vae import AudioVAE
+from h3serve.models.denoiser import Denoiser
+from h3serve.models.text_encoder import TextEncoder
+from h3serve.models.tiers import use_tier
+from h3serve.models.tokenizer import VISION_TOKENS, Tokenizer
+from h3serve.models.video_vae import VideoVAE
+from h3serve.pipeline.engine import Engine, for_device
+from h3serve.weights.demo_tokenizer import build_tokenizer, write_tokenizer
+from h3serve.weights.released import RELEASED
+from h3serve.weights.synthetic import synthetic_component
+from h3serve.weights.tokenizer import load_tokenizer
+
+
+def synthetic_engine(
+    device: torch.device,
+    *,
+    quality: Quality = "lossless",
+    dtype: torch.dtype = torch.bfloat16,
+    configs: Mapping[str, Mapping[str, Any]] = RELEASED,
+) -> Engine:
+    """All components for t2va and fl2va, nothing read from files; the demo's byte-level tokenizer."""
+    backend = build_tokenizer()
+    ids = {field: backend.token_to_id(token) for token, field in VISION_TOKENS.items()}
+    parts: dict[str, Any] = {
+        name: synthetic_component(
+            name,
+            device=device,
+            dtype=dtype,
+            config={**configs[name], **ids} if name == "text_encoder" else configs[name],
+        )
+        for name in ("transformer", "text_encoder", "video_vae", "audio_vae")
+    }
+    denoiser, text_encoder, video_vae, audio_vae = parts.values()
+    assert isinstance(denoiser, Denoiser) and isinstance(text_encoder, TextEncoder)
+    assert isinstance(video_vae, VideoVAE) and isinstance(audio_vae, AudioVAE)
+    use_tier(denoiser.transformer, quality, device)
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(backend, Path(folder))
+        tokenizer: Tokenizer = load_tokenizer(Path(folder), text_encoder.config)
+    return Engine(
+        tokenizer=tokenizer,
+        text_encoder=text_encoder,
+        video_vae=for_device(video_vae, device),
+        audio_vae=audio_vae,
+        denoisers={"fl2va": denoiser},
+        sigma_shifts={"fl2va": (12.0, 3.0)},
+        device=device,
+        quality=quality,
+        rules=RELEASED_SIZES,
+    )
