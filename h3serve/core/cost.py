@@ -15,7 +15,9 @@ class ModelSize:
     layers: int = 50
     core_params: int = 20_083_623_168  # without the AdaLN projections
     adaln_params: int = 13_039_369_728
-    encoder_params: int = 25_900_000_000  # 50 decoder layers, vision tower, embeddings
+    encoder_params: int = 25_753_095_920  # 50 decoder layers, vision tower, embeddings
+    encoder_hidden: int = 5120
+    encoder_ffn: int = 25600
     vae_params: int = 2_603_868_984 + 151_300_000
 
 
@@ -38,6 +40,11 @@ def weight_bytes(model: ModelSize, bytes_per_value: int) -> dict[str, int]:
         "text_encoder": model.encoder_params * bytes_per_value,
         "vaes": model.vae_params * 4,
     }
+
+
+def text_bytes(tokens: int, model: ModelSize, bytes_per_value: int) -> int:
+    """Device bytes that the text encoder needs beside its weights: the widest moment of a decoder layer."""
+    return tokens * 3 * (model.encoder_hidden + model.encoder_ffn) * bytes_per_value
 
 
 def step_bytes(rows: int, model: ModelSize, bytes_per_value: int) -> int:

@@ -110,12 +110,13 @@ class FileStore:
 class HostStore:
     """All groups in host memory of this process, in their final form."""
 
-    def __init__(self, source: Store, *, pinned: bool) -> None:
-        """Takes every group from `source` once; the caller closes it."""
-        self.flats: Sequence[Flat] = source.flats
-        self._groups = [buffers.host_buffer(flat.num_bytes, pinned=pinned) for flat in self.flats]
-        for number, buffer in enumerate(self._groups):
-            source.send(number, buffer)
+    def __init__(self, flats: Sequence[Flat], fill: Callable[[int, torch.Tensor], None], *, pinned: bool) -> None:
+        """`fill` writes a group into its buffer; groups are made one after another."""
+        self.flats: Sequence[Flat] = flats
+        self._groups: list[torch.Tensor] = []
+        for number, flat in enumerate(flats):  # memory for a group is taken when the last one's source is gone
+            self._groups.append(buffers.host_buffer(flat.num_bytes, pinned=pinned))
+            fill(number, self._groups[-1])
 
     @property
     def num_bytes(self) -> int:

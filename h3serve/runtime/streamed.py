@@ -140,14 +140,18 @@ def spread(count: int, total: int) -> frozenset[int]:
 
 
 def install(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Make these tensors, by dotted name, the module's parameters."""
+    """Make these tensors, by dotted name, the module's parameters and buffers."""
     for name, tensor in tensors.items():
         path, _, leaf = name.rpartition(".")
-        module.get_submodule(path)._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+        owner = module.get_submodule(path)
+        if leaf in owner._buffers:
+            owner._buffers[leaf] = tensor
+        else:
+            owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
 
 
 def empty(module: nn.Module) -> None:
-    """Leave the module's parameters without memory: using them by mistake is an error, not noise."""
-    for name, parameter in list(module.named_parameters()):
-        if not parameter.is_meta:
-            install(module, {name: torch.empty_like(parameter, device="meta")})
+    """Leave the module's weights without memory: using them by mistake is an error, not noise."""
+    for name, tensor in module.state_dict().items():
+        if not tensor.is_meta:
+            install(module, {name: torch.empty_like(tensor, device="meta")})

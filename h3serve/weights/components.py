@@ -22,7 +22,7 @@ from h3serve.models.video_vae_config import VideoVAEConfig
 from h3serve.weights.canary import Finding, examine, precision, report, sampled
 from h3serve.weights.index import TensorIndex, read_index
 from h3serve.weights.layout import ModelFolder
-from h3serve.weights.load import check_complete, load_weights, read_tensors
+from h3serve.weights.load import check_complete, load_weights, nothing, read_tensors
 from h3serve.weights.probes import PROBED, read_probes
 
 
@@ -84,9 +84,11 @@ def load_component(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.bfloat16,
     float8: bool = False,
+    skip: Callable[[str], bool] = nothing,
 ) -> nn.Module:
     """A network with its weights, checked by the canary; `dtype` is what it computes in.
 
+    Tensors that `skip` names stay in the files.
     What must be float32 (the transformer's islands, most of the VAEs) is so whatever `dtype` is. With `float8`
     the layers that 8 bits are meant for are quantized while they are read.
     CheckpointError names the file, tensor or fault.
@@ -97,14 +99,17 @@ def load_component(
     module = build_on_meta(recipe, config)
     if float8:
         use_float8(module, recipe.float8_linears, dtype)
-    load_weights(module, index, key_map, device=device, dtype_of=lambda tensor: recipe.dtype_of(tensor, dtype))
+    load_weights(
+        module, index, key_map, device=device, dtype_of=lambda tensor: recipe.dtype_of(tensor, dtype), skip=skip
+    )
     if isinstance(module, TextEncoder):
         module.reset_buffers(device)
-    check_complete(module)
+    check_complete(module, skip)
+    held = {key: value for key, value in module.state_dict().items() if not value.is_meta}
     findings = examine(
         name,
         partition,
-        tensors={**module.state_dict(), **_unquantized(name, module, index, key_map)},
+        tensors={**held, **_unquantized(name, module, index, key_map)},
         original=recipe.key_map(config, "original"),
         recorded=read_probes(model.partition(partition).folder),
     )

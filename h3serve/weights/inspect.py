@@ -62,7 +62,7 @@ def inspect_model(model: ModelFolder) -> Inspection:
         for name in RECIPES:
             folder = model.component(name, partition).weights
             if folder not in reports:  # the diffusers layout shares all but the transformers
-                reports[folder] = _report(model, name, partition)
+                reports[folder] = inspect_component(model, name, partition)
     places = model.partitions.values()
     return Inspection(
         root=model.root,
@@ -73,7 +73,8 @@ def inspect_model(model: ModelFolder) -> Inspection:
     )
 
 
-def _report(model: ModelFolder, name: str, partition: Partition) -> ComponentReport:
+def inspect_component(model: ModelFolder, name: str, partition: Partition) -> ComponentReport:
+    """One network: headers of its files, and the few tensors that the canary looks at."""
     recipe, component = RECIPES[name], model.component(name, partition)
     config = recipe.read_config(component.config)
     index, key_map = read_index(component.weights), recipe.key_map(config, model.layout)

@@ -26,6 +26,12 @@ CHUNK_BYTES = 8 * 2**20
 DtypeOf = Callable[[str], torch.dtype]  # our name of a tensor -> the dtype it is held in
 
 
+def nothing(name: str) -> bool:
+    """No tensor is skipped."""
+    del name
+    return False
+
+
 @torch.no_grad()
 def load_weights(
     module: nn.Module,
@@ -34,9 +40,11 @@ def load_weights(
     *,
     device: torch.device | str = "cpu",
     dtype_of: DtypeOf | None = None,
+    skip: Callable[[str], bool] = nothing,
 ) -> None:
     """Fill a meta module from files. Without `dtype_of`, tensors keep their stored dtype.
 
+    Tensors that `skip` names have to be in the files, but are not read and stay on meta.
     CheckpointError names what is missing, left over or of another shape, before anything is read.
     Stored rows go to their place by the entry's `reorder`; several sources are put one after another.
     Buffers that no file holds stay on meta: the module makes those itself (`check_complete`).
@@ -50,6 +58,8 @@ def load_weights(
         check_shape(entry, index, tuple(slots[entry.target].shape))
     with EntryReader(index) as reader:
         for entry in sorted(key_map.entries, key=lambda entry: _position(entry, index)):
+            if skip(entry.target):
+                continue
             stored = index.tensors[entry.sources[0]]
             dtype = dtype_of(entry.target) if dtype_of else stored.dtype
             target = torch.empty(slots[entry.target].shape, dtype=dtype, device=device)
@@ -195,8 +205,8 @@ def assign(module: nn.Module, name: str, value: torch.Tensor) -> None:
         setattr(owner, leaf, value)
 
 
-def check_complete(module: nn.Module) -> None:
-    """No tensor is left without memory, those that no file holds included."""
+def check_complete(module: nn.Module, skip: Callable[[str], bool] = nothing) -> None:
+    """No tensor is left without memory, those that no file holds included; `skip` names the exceptions."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
-    if empty := [name for name, tensor in tensors if tensor.is_meta]:
+    if empty := [name for name, tensor in tensors if tensor.is_meta and not skip(name)]:
         raise AssertionError(f"{type(module).__name__} still has no memory for {some(empty)}")

@@ -29,7 +29,7 @@ def store_of(folder: Path, layout: Layout, dtype: torch.dtype | None = None) -> 
 def test_groups_equal_the_loaded_network(tmp_path: Path, layout: Layout) -> None:
     network = write_tiny(tmp_path, layout)
     files = store_of(tmp_path, layout)
-    host = HostStore(files, pinned=False)
+    host = HostStore(files.flats, files.send, pinned=False)
     for number, block in enumerate(network.transformer.blocks):
         for store in (files, host):
             target = host_buffer(store.flats[number].num_bytes, pinned=False)

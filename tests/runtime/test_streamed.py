@@ -120,7 +120,7 @@ def test_a_transformer_streamed_from_its_files(tmp_path: Path, pinned_copy: bool
         dtype_of=lambda entry: index.tensors[entry.sources[0]].dtype,
         device=CPU,
     )
-    store = HostStore(files, pinned=False) if pinned_copy else files
+    store = HostStore(files.flats, files.send, pinned=False) if pinned_copy else files
     kept = {name: p.clone() for name, p in network.blocks.named_parameters()}
     empty(network.blocks)
     courier = Courier(store, CPU)

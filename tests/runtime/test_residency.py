@@ -1,0 +1,101 @@
+"""Which placement fits: released sizes against cards that people have."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from h3serve.core.cost import GIB
+from h3serve.core.errors import CapacityError, RequestError
+from h3serve.core.plan import Plan
+from h3serve.core.request import parse_request
+from h3serve.runtime.machine import Machine
+from h3serve.runtime.placement import BLOCKS, split
+from h3serve.runtime.rebuild import is_projection
+from h3serve.runtime.residency import RELEASED_SIZES, STAGES, choose, work_of
+from h3serve.weights.components import RECIPES, build_on_meta
+from h3serve.weights.released import RELEASED
+
+TILES = (GIB, GIB // 2)
+
+
+def plan(seconds: float = 5.0) -> Plan:
+    body = {"task": "t2va", "prompt": "a lighthouse", "target": {"short_edge": 768, "duration_seconds": seconds}}
+    return Plan.resolve(parse_request(body))
+
+
+def machine(device: float, host: float) -> Machine:
+    return Machine(int(device * GIB), int(device * GIB), int(host * GIB), int(host * GIB))
+
+
+WORK = work_of(plan(), tile_bytes=TILES)
+
+
+@pytest.mark.parametrize("name", list(RELEASED))
+def test_released_sizes_are_those_of_the_networks(name: str) -> None:
+    recipe = RECIPES[name]
+    module = build_on_meta(recipe, recipe.read_config(dict(RELEASED[name])))
+    values = {k: v.numel() * recipe.dtype_of(k, torch.bfloat16).itemsize for k, v in module.state_dict().items()}
+    held = {key: value for key, value in values.items() if not is_projection(key)}
+    blocks = RELEASED_SIZES[name].blocks
+    rest, *groups = split(held, name, blocks)
+    assert sum(rest.values()) == RELEASED_SIZES[name].rest
+    assert {sum(group.values()) for group in groups} == ({RELEASED_SIZES[name].block} if name in BLOCKS else set())
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "expected"),
+    [
+        (139, 128, {"text_encoder": "resident", "transformer": "resident", "video_vae": "resident"}),
+        (94, 128, {"text_encoder": "stream", "transformer": "resident", "video_vae": "resident"}),
+        (79, 128, {"text_encoder": "stream", "transformer": "resident", "video_vae": "resident"}),
+        (48, 200, {"text_encoder": "stream", "transformer": "resident", "video_vae": "offload"}),
+        (24, 200, {"text_encoder": "stream", "transformer": "stream", "video_vae": "offload"}),
+    ],
+)
+def test_auto_takes_the_quickest_that_fits(device: float, host: float, expected: dict[str, str]) -> None:
+    choice = choose("auto", RELEASED_SIZES, WORK, machine(device, host))
+    assert {name: choice.modes[name] for name in expected} == expected
+    assert choice.peak <= choice.budget < device * GIB
+
+
+def test_blocks_stay_where_there_is_room() -> None:
+    small, large = (choose("stream", RELEASED_SIZES, WORK, machine(gib, 200)) for gib in (24, 32))
+    assert 0 < small.resident_blocks < large.resident_blocks
+    assert large.budget - large.peaks["denoise"] < RELEASED_SIZES["transformer"].block
+
+
+def test_little_host_memory_leaves_weights_in_their_files() -> None:
+    assert not choose("stream", RELEASED_SIZES, WORK, machine(24, 128)).in_files
+    assert choose("stream", RELEASED_SIZES, WORK, machine(24, 64)).in_files
+
+
+def test_two_partitions_need_room_for_two_transformers() -> None:
+    both = {**RELEASED_SIZES, "transformer": replace(RELEASED_SIZES["transformer"], copies=2)}
+    one, two = (choose("resident", sizes, WORK, machine(200, 200)).peak for sizes in (RELEASED_SIZES, both))
+    assert two - one == RELEASED_SIZES["transformer"].total
+
+
+def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
+    with pytest.raises(CapacityError, match=r"needs 9\d\.\d+ GiB on the device, .* --residency stream needs least"):
+        choose("resident", RELEASED_SIZES, WORK, machine(80, 128))
+    long = work_of(plan(15.0), tile_bytes=TILES)
+    with pytest.raises(CapacityError, match="denoise needs .* a shorter or smaller clip"):
+        choose("auto", RELEASED_SIZES, long, machine(10, 128))
+
+
+def test_an_unknown_residency() -> None:
+    with pytest.raises(RequestError, match="auto, resident, offload or stream"):
+        choose("fast", RELEASED_SIZES, WORK, machine(80, 128))
+
+
+def test_the_arithmetic_is_shown() -> None:
+    choice = choose("auto", RELEASED_SIZES, WORK, machine(24, 200))
+    text = "\n".join(choice.lines())
+    assert "transformer stream" in text and "37.49 GiB" in text and all(stage in text for stage in STAGES)
+    assert f"peak {choice.peak / GIB:.2f} GiB of {choice.budget / GIB:.2f} GiB" in text
+
+
+def test_conditions_and_steps_enlarge_the_slab() -> None:
+    assert WORK.slab == 50 * 2 * 4_849_152 * 2
+    assert work_of(replace(plan(), steps=10), tile_bytes=TILES).slab == WORK.slab // 5
