@@ -156,7 +156,11 @@ class Ranks:
             team.group = groups[all_teams.index(list(team.members))]
 
     def abort(self) -> None:
-        """End every collective of this process now, waiting ones with an error; safe from any thread."""
+        """End every collective of this process and its team mates, waiting ones with an error; from any thread.
+
+        NCCL aborts. gloo hangs up when the last reference to a group goes, and the other end notices.
+        """
+        self.world.group = self.tp.group = self.ulysses.group = None
         if dist.is_initialized():
             c10d._abort_process_group()
 

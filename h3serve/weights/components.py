@@ -23,6 +23,7 @@ from h3serve.weights.canary import Finding, examine, precision, report, sampled
 from h3serve.weights.index import TensorIndex, read_index
 from h3serve.weights.layout import ModelFolder
 from h3serve.weights.load import check_complete, load_weights, nothing, read_tensors
+from h3serve.weights.parts import Cut, everything
 from h3serve.weights.probes import PROBED, read_probes
 
 
@@ -85,22 +86,32 @@ def load_component(
     dtype: torch.dtype = torch.bfloat16,
     float8: bool = False,
     skip: Callable[[str], bool] = nothing,
+    cut: Cut | None = None,
 ) -> nn.Module:
     """A network with its weights, checked by the canary; `dtype` is what it computes in.
 
     Tensors that `skip` names stay in the files.
     What must be float32 (the transformer's islands, most of the VAEs) is so whatever `dtype` is. With `float8`
-    the layers that 8 bits are meant for are quantized while they are read.
+    the layers that 8 bits are meant for are quantized while they are read. `cut` makes the network smaller before
+    its weights come, a rank's share; what was recorded of whole tensors is then not compared.
     CheckpointError names the file, tensor or fault.
     """
     recipe, component = RECIPES[name], model.component(name, partition)
     config = recipe.read_config(component.config)
     index, key_map = read_index(component.weights), recipe.key_map(config, model.layout)
     module = build_on_meta(recipe, config)
+    assert not (cut and float8), "8-bit layers are not cut"
+    part_of = cut(module) if cut else everything
     if float8:
         use_float8(module, recipe.float8_linears, dtype)
     load_weights(
-        module, index, key_map, device=device, dtype_of=lambda tensor: recipe.dtype_of(tensor, dtype), skip=skip
+        module,
+        index,
+        key_map,
+        device=device,
+        dtype_of=lambda tensor: recipe.dtype_of(tensor, dtype),
+        skip=skip,
+        part_of=part_of,
     )
     if isinstance(module, TextEncoder):
         module.reset_buffers(device)
@@ -111,7 +122,7 @@ def load_component(
         partition,
         tensors={**held, **_unquantized(name, module, index, key_map)},
         original=recipe.key_map(config, "original"),
-        recorded=read_probes(model.partition(partition).folder),
+        recorded={} if cut else read_probes(model.partition(partition).folder),
     )
     report(component.weights, (*findings, precision_finding(index, key_map, recipe)))
     return module

@@ -21,6 +21,7 @@ from h3serve.models.float8_linear import Float8Linear
 from h3serve.models.keymap import Entry, KeyMap
 from h3serve.weights.index import TensorIndex, TensorInfo
 from h3serve.weights.names import some
+from h3serve.weights.parts import Part, PartOf, everything
 
 CHUNK_BYTES = 8 * 2**20
 DtypeOf = Callable[[str], torch.dtype]  # our name of a tensor -> the dtype it is held in
@@ -41,10 +42,12 @@ def load_weights(
     device: torch.device | str = "cpu",
     dtype_of: DtypeOf | None = None,
     skip: Callable[[str], bool] = nothing,
+    part_of: PartOf = everything,
 ) -> None:
     """Fill a meta module from files. Without `dtype_of`, tensors keep their stored dtype.
 
-    Tensors that `skip` names have to be in the files, but are not read and stay on meta.
+    Tensors that `skip` names have to be in the files, but are not read and stay on meta. `part_of` tells which
+    tensors of the module are only a part of what the files hold.
     CheckpointError names what is missing, left over or of another shape, before anything is read.
     Stored rows go to their place by the entry's `reorder`; several sources are put one after another.
     Buffers that no file holds stay on meta: the module makes those itself (`check_complete`).
@@ -55,7 +58,8 @@ def load_weights(
         raise AssertionError(f"key map and {type(module).__name__} name different tensors")
     check_names(index, key_map)
     for entry in key_map.entries:
-        check_shape(entry, index, tuple(slots[entry.target].shape))
+        shape, part = tuple(slots[entry.target].shape), part_of(entry.target)
+        check_shape(entry, index, part.whole(shape) if part else shape)
     with EntryReader(index) as reader:
         for entry in sorted(key_map.entries, key=lambda entry: _position(entry, index)):
             if skip(entry.target):
@@ -63,7 +67,7 @@ def load_weights(
             stored = index.tensors[entry.sources[0]]
             dtype = dtype_of(entry.target) if dtype_of else stored.dtype
             target = torch.empty(slots[entry.target].shape, dtype=dtype, device=device)
-            reader.read(entry, target)
+            reader.read(entry, target, part_of(entry.target))
             assign(module, entry.target, target)
 
 
@@ -135,15 +139,21 @@ class EntryReader:
         self._stack.close()
 
     @torch.no_grad()
-    def read(self, entry: Entry, target: torch.Tensor) -> None:
-        """Put an entry's sources into `target`, which may be on any device and of any dtype."""
+    def read(self, entry: Entry, target: torch.Tensor, part: Part | None = None) -> None:
+        """Put an entry's sources, or a part of them, into `target`, which may be on any device and of any dtype."""
         rows = torch.atleast_1d(target)
-        place = row_places(entry, len(rows))
+        place = row_places(entry, part.whole(tuple(rows.shape))[0] if part else len(rows))
+        if part and part.axis == 0:
+            place = places_in(part, place)
         start = 0
         for source in entry.sources:
             stored = torch.atleast_1d(self._stored(self._index.tensors[source]))
-            _copy(stored, rows, place[start : start + len(stored)])
-            start += len(stored)
+            count = len(stored)
+            if part and part.axis == 1:
+                first = part.index * rows.shape[1]
+                stored = stored[:, first : first + rows.shape[1]]
+            _copy(stored, rows, place[start : start + count])
+            start += count
 
     def _stored(self, tensor: TensorInfo) -> torch.Tensor:
         if tensor.file != self._file or self._mapped + tensor.num_bytes > self._budget:
@@ -171,17 +181,26 @@ def row_places(entry: Entry, rows: int) -> torch.Tensor:
     return place
 
 
+def places_in(part: Part, place: torch.Tensor) -> torch.Tensor:
+    """Places among all our rows to places in a part of them; -1 for the rows of other parts."""
+    own = part.positions(len(place))
+    local = torch.full_like(place, -1)
+    local[own] = torch.arange(len(own))
+    return local[place]
+
+
 def _copy(stored: torch.Tensor, rows: torch.Tensor, place: torch.Tensor) -> None:
-    """Each stored row to its place among ours."""
+    """Each stored row to its place among ours; those with a place below 0 stay where they are."""
     longest = max(1, CHUNK_BYTES // max(1, stored[:1].nbytes))
-    for first, end in _runs(place, longest):
-        at = int(place[first])
-        rows[at : at + end - first].copy_(stored[first:end])
+    wanted = (place >= 0).nonzero().flatten()
+    for first, end in _runs(wanted, place[wanted], longest):
+        source, at = int(wanted[first]), int(place[wanted[first]])
+        rows[at : at + end - first].copy_(stored[source : source + end - first])
 
 
-def _runs(place: torch.Tensor, longest: int) -> Iterator[tuple[int, int]]:
-    """Ranges of stored rows that lie side by side with us too: copied whole, without a temporary."""
-    breaks = (torch.diff(place) != 1).nonzero().flatten() + 1
+def _runs(wanted: torch.Tensor, place: torch.Tensor, longest: int) -> Iterator[tuple[int, int]]:
+    """Ranges of wanted rows that lie side by side in the file and with us: copied whole, without a temporary."""
+    breaks = ((torch.diff(place) != 1) | (torch.diff(wanted) != 1)).nonzero().flatten() + 1
     edges = [0, *breaks.tolist(), len(place)]
     for first, end in pairwise(edges):
         for at in range(first, end, longest):
