@@ -20,6 +20,7 @@ class Pool:
     """One pipe per rank; each runs what it is told, one thing at a time."""
 
     def __init__(self, shape: Shape) -> None:
+        self.shape = shape
         self.store, port = open_store()
         context = mp.get_context("fork")
         self.pipes, self.processes = [], []
