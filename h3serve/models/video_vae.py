@@ -25,6 +25,7 @@ PIXEL_MEAN = (0.485, 0.456, 0.406)  # ImageNet, on [0, 1]
 PIXEL_STD = (0.229, 0.224, 0.225)
 
 Network = Callable[[torch.Tensor], torch.Tensor]
+RunTiles = Callable[[Network, list[torch.Tensor], int], list[torch.Tensor]]  # tiles of one shape, so many at once
 
 
 class Moments(NamedTuple):
@@ -38,7 +39,8 @@ class VideoVAE(nn.Module):
     """Both directions of the video VAE, in the dtypes of its weights: see `param_dtype`.
 
     `tile_batch` tiles go through the decoder at once, `encode_tile_batch` tiles of 17 frames
-    through the encoder: memory against speed, equal to rounding (`fit_tiles`).
+    through the encoder: memory against speed, equal to rounding (`fit_tiles`). `run_tiles` may be
+    exchanged for one that computes tiles elsewhere.
     """
 
     def __init__(self, config: VideoVAEConfig) -> None:
@@ -46,6 +48,7 @@ class VideoVAE(nn.Module):
         self.config = config
         self.tile_batch = 1
         self.encode_tile_batch = 1
+        self.run_tiles: RunTiles = in_batches
         self.encoder = VideoEncoder(config)
         self.quant_conv = nn.Conv3d(2 * config.latent_channels, 2 * config.latent_channels, 1)
         self.post_quant_conv = nn.Conv3d(config.latent_channels, config.latent_channels, 1)
@@ -124,7 +127,7 @@ class VideoVAE(nn.Module):
         rows, columns = self._tiles(pixels.shape[-2], pixels.shape[-1])
         tiles = cut(pixels.to(self.quant_conv.weight.device), rows, columns)
         batch = self.encode_tile_batch * self.config.clip_length // pixels.shape[2]
-        moments = _in_batches(self._encode_tile, tiles, batch)
+        moments = self.run_tiles(self._encode_tile, tiles, batch)
         unit = self.config.space_ratio
         return stitch(moments, rows.per(unit), columns.per(unit))
 
@@ -138,7 +141,7 @@ class VideoVAE(nn.Module):
         unit = self.config.space_ratio
         rows, columns = self._tiles(latents.shape[-2] * unit, latents.shape[-1] * unit)
         tiles = cut(latents, rows.per(unit), columns.per(unit))
-        frames = stitch(_in_batches(self._decode_tile, tiles, self.tile_batch), rows, columns)
+        frames = stitch(self.run_tiles(self._decode_tile, tiles, self.tile_batch), rows, columns)
         body = self.config.chunk_latents * self.config.time_ratio
         lead = self.config.lead_frames
         return frames[:, :, lead:body], frames[:, :, body + lead :].clone()
@@ -174,7 +177,7 @@ def constant(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device)
 
 
-def _in_batches(network: Network, tiles: list[torch.Tensor], batch: int) -> list[torch.Tensor]:
+def in_batches(network: Network, tiles: list[torch.Tensor], batch: int) -> list[torch.Tensor]:
     """`network` of every tile, so many tiles at once; all tiles have one shape."""
     outputs: list[torch.Tensor] = []
     for start in range(0, len(tiles), batch):
