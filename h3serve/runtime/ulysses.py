@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from h3serve.core.errors import RequestError
+from h3serve.models.layers import SelfAttention
 from h3serve.models.modulation import Modulation
 from h3serve.models.rope import Rope
 from h3serve.models.transformer import Transformer
@@ -24,8 +25,9 @@ def shard_sequence(transformer: Transformer, team: Team) -> None:
 
     RequestError if the heads this rank has cannot be divided by the team.
     """
-    block = transformer.blocks[0]
-    check_heads(block.attn.heads, team.size)
+    attention = transformer.get_submodule("blocks.0.attn")
+    assert isinstance(attention, SelfAttention)
+    check_heads(attention.heads, team.size)
     sharded = ShardedSequence(transformer, team)
     transformer.attention = sharded.attention
     transformer.run_blocks = sharded.run_blocks  # type: ignore[method-assign]
