@@ -6,7 +6,8 @@ import logging
 import threading
 
 from h3serve.service.folder import DataFolder
-from h3serve.service.retention import Retention, expire
+from h3serve.service.retention import expire
+from h3serve.service.settings import Retention
 from h3serve.service.store import JobStore
 
 log = logging.getLogger("h3serve.retention")

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from sqlalchemy import select
 
 from h3serve.service.folder import DataFolder
 from h3serve.service.moves import State
+from h3serve.service.settings import Retention
 from h3serve.service.store import JobStore
 from h3serve.service.tables import jobs
-
-
-@dataclass(frozen=True)
-class Retention:
-    """Bounds in seconds and bytes; None keeps without bound. Records outlive their files."""
-
-    files_s: float | None = 7 * 86400.0
-    files_bytes: int | None = None
-    records_s: float | None = 30 * 86400.0
 
 
 def expire(store: JobStore, folder: DataFolder, rule: Retention) -> list[str]:

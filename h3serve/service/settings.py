@@ -8,9 +8,18 @@ from pathlib import Path
 from typing import Literal
 
 from h3serve.core.tasks import Partition, Quality
-from h3serve.service.retention import Retention
 
 GIB = 2**30
+DAY_S = 86400.0
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Bounds in seconds and bytes; None keeps without bound. Records outlive their files."""
+
+    files_s: float | None = 7 * DAY_S
+    files_bytes: int | None = None
+    records_s: float | None = 30 * DAY_S
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ class ServiceSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     partition: Partition | Literal["both"] = "fl2va"
-    devices: tuple[str, ...] = ("cuda",)  # one worker, with its own copy of the model, on each
+    devices: tuple[str, ...] = ("auto",)  # one worker, with its own copy of the model, on each
     dtype: str = "auto"
     quality: Quality = "lossless"
     residency: str = "auto"

@@ -43,7 +43,6 @@ class Chaos:
         sender = threading.Thread(target=self._send_all)
         sender.start()
         for _ in range(self.kills):
-            time.sleep(self.rng.uniform(0.0, 0.6))
             self._kill_something()
         sender.join()
         videos = self._wait_for_the_end()
@@ -73,17 +72,29 @@ class Chaos:
                 self.done_lines[entry["job"]] += 1
 
     def _kill_something(self) -> None:
-        workers = [e["pid"] for e in self.server.log if e["message"] == "worker starts"]
-        if workers and self.rng.random() < 0.5:
-            if is_alive(workers[-1]):
-                os.kill(workers[-1], signal.SIGKILL)
-                self.killed["worker"] += 1
+        if self.rng.random() < 0.7:  # else something dies while it starts
+            self._wait_until_it_works()
+        time.sleep(self.rng.uniform(0.0, 0.6))
+        workers = self._workers()
+        if workers and is_alive(workers[-1]) and self.rng.random() < 0.5:
+            os.kill(workers[-1], signal.SIGKILL)
+            self.killed["worker"] += 1
             return
         self.killed["server"] += 1
         self._stop()
         self._start()
-        if self.rng.random() < 0.8:  # else it is killed while it starts
-            self.server.client().close()
+
+    def _wait_until_it_works(self) -> None:
+        """A live worker with its model loaded."""
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            ready = [e["pid"] for e in self.server.log if e["message"] == "ready"]
+            if ready and is_alive(ready[-1]):
+                return
+            time.sleep(0.02)
+
+    def _workers(self) -> list[int]:
+        return [e["pid"] for e in self.server.log if e["message"] == "worker starts"]
 
     def _send_all(self) -> None:
         for number in range(self.jobs):

@@ -5,9 +5,8 @@ import sys
 from pathlib import Path
 
 from h3serve.core.errors import H3Error
-from h3serve.service.retention import Retention
 from h3serve.service.server import serve
-from h3serve.service.settings import BodyLimits, ServiceSettings, WorkerRules
+from h3serve.service.settings import BodyLimits, Retention, ServiceSettings, WorkerRules
 
 FAKE = (sys.executable, "-m", "tests.service.fake_worker")
 KINDS = {"retention": Retention, "worker": WorkerRules, "limits": BodyLimits}

@@ -6,7 +6,8 @@ from h3serve.service.folder import DataFolder
 from h3serve.service.job import Job, Outcome
 from h3serve.service.moves import State
 from h3serve.service.recovery import settle
-from h3serve.service.retention import Retention, expire
+from h3serve.service.retention import expire
+from h3serve.service.settings import Retention
 from h3serve.service.store import JobStore
 from h3serve.service.tables import jobs
 from tests.service.make import put, take, whole_attempt

@@ -1,0 +1,81 @@
+"""`h3serve serve`: the HTTP service; `h3serve keys`: API keys for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from h3serve.cli import flags
+from h3serve.cli.console import say
+from h3serve.core.errors import RequestError
+from h3serve.service.keys import add_key
+from h3serve.service.settings import DAY_S, GIB, Retention, ServiceSettings
+
+_DEFAULT = ServiceSettings(model="demo")
+
+
+def serve(
+    model: flags.Model = _DEFAULT.model,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULT.host,
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = _DEFAULT.port,
+    data: Annotated[Path, typer.Option(help="Folder of jobs and their files.")] = _DEFAULT.data,
+    database: Annotated[str | None, typer.Option(help="SQLAlchemy URL; SQLite in the data folder if left out.")] = None,
+    partition: Annotated[str, typer.Option(help="fl2va, ref2va or both.")] = _DEFAULT.partition,
+    device: Annotated[list[str] | None, typer.Option(help="One worker on each: cuda:0, cpu. Repeatable.")] = None,
+    dtype: flags.DType = _DEFAULT.dtype,
+    quality: flags.QualityTier = _DEFAULT.quality,
+    residency: flags.Residency = _DEFAULT.residency,
+    revision: flags.Revision = None,
+    max_queued: Annotated[int, typer.Option(help="Jobs that may wait; more get 429.")] = _DEFAULT.max_queued,
+    drain: Annotated[float, typer.Option(help="Seconds running jobs may take after SIGTERM.")] = _DEFAULT.drain_s,
+    keep_days: Annotated[float, typer.Option(help="Days finished files are kept.")] = 7.0,
+    keep_gib: Annotated[float | None, typer.Option(help="GiB of finished files that are kept.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="File of API keys; without it anybody may call.")] = None,
+    allow_folder: Annotated[list[Path] | None, typer.Option(help="Requests may name files in it. Repeatable.")] = None,
+    fetch_urls: Annotated[bool, typer.Option(help="Requests may name http(s) URLs.")] = _DEFAULT.fetch_urls,
+    webhook_secret: Annotated[Path | None, typer.Option(help="File with the webhook signing secret (whsec_…).")] = None,
+    webhook_private: Annotated[bool, typer.Option(help="Webhooks may go to private addresses.")] = False,
+) -> None:
+    """Serve the HTTP API and the web page until SIGTERM, which lets running jobs finish."""
+    if partition not in ("fl2va", "ref2va", "both"):
+        raise RequestError("--partition", partition, "fl2va, ref2va or both")
+    for folder in allow_folder or ():
+        if not folder.is_dir():
+            raise RequestError("--allow-folder", str(folder), "an existing folder")
+    from h3serve.service.server import serve as run_server  # only this command pays for the web libraries
+
+    kept_bytes = None if keep_gib is None else int(keep_gib * GIB)
+    run_server(
+        ServiceSettings(
+            model=model,
+            data=data,
+            database=database,
+            host=host,
+            port=port,
+            partition=partition,  # type: ignore[arg-type]
+            devices=tuple(device or _DEFAULT.devices),
+            dtype=dtype,
+            quality=quality,  # type: ignore[arg-type]
+            residency=residency,
+            revision=revision,
+            max_queued=max_queued,
+            drain_s=drain,
+            keys=keys,
+            folders=tuple(allow_folder or ()),
+            fetch_urls=fetch_urls,
+            webhook_secret=webhook_secret,
+            webhook_private=webhook_private,
+            max_priority=10,
+            retention=Retention(files_s=keep_days * DAY_S, files_bytes=kept_bytes),
+        )
+    )
+
+
+def keys(
+    name: Annotated[str, typer.Argument(help="Who gets the key.")],
+    file: Annotated[Path, typer.Option(help="The key file, made if missing; only a hash is kept in it.")],
+) -> None:
+    """Make an API key and print it, this once; limits can be edited in the file."""
+    say(add_key(file, name))

@@ -1,0 +1,180 @@
+"""`h3serve serve` with the demo checkpoint: the three tasks over HTTP, as from the command line."""
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from h3serve.cli.main import run
+from h3serve.media.writer import mp4_writer
+from h3serve.service.keys import hash_key
+from h3serve.weights.demo import write_demo_checkpoint
+
+H3SERVE = (sys.executable, "-c", "from h3serve.cli.main import main; main()")
+TARGET = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo") / "checkpoint"
+    write_demo_checkpoint(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def http(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder = tmp_path_factory.mktemp("serve")
+    log = folder / "log"
+    options = (
+        "--model",
+        str(demo),
+        "--port",
+        "0",
+        "--device",
+        "cpu",
+        "--partition",
+        "both",
+        "--data",
+        str(folder / "d"),
+    )
+    with log.open("w") as stderr:
+        server = subprocess.Popen([*H3SERVE, "serve", *options, "--data", str(folder / "data")], stderr=stderr)
+    try:
+        address = until(lambda: re.search(r"listening on (http://\S+?)\"", log.read_text()))
+        with httpx.Client(base_url=address[1], timeout=30, trust_env=False) as client:
+            until(lambda: client.get("/ready").status_code == 200)
+            yield client
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0, log.read_text()
+    finally:
+        server.kill()
+        server.wait()
+
+
+def until(look: Any, seconds: float = 60) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (seen := look()):
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.05)
+    return seen
+
+
+def finish(http: httpx.Client, reply: httpx.Response) -> dict[str, Any]:
+    assert reply.status_code == 200, reply.text
+
+    def ended() -> Any:
+        video = http.get(f"/v1/videos/{reply.json()['id']}").json()
+        return video if video["status"] not in ("queued", "in_progress") else None
+
+    video: dict[str, Any] = until(ended)
+    assert video["status"] == "completed", video["error"]
+    return video
+
+
+def picture() -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (96, 96, 3), np.uint8)).save(file, "png")
+    return file.getvalue()
+
+
+def test_t2va_is_what_the_command_line_makes(http: httpx.Client, demo: Path, tmp_path: Path) -> None:
+    body = {"task": "t2va", "prompt": "rain", "target": TARGET, "num_inference_steps": 2, "seed": 3}
+    video = finish(http, http.post("/v1/videos", json=body))
+    served = http.get(f"/v1/videos/{video['id']}/content").content
+    (tmp_path / "request.json").write_text(json.dumps(body))
+    arguments = [str(tmp_path / "request.json"), "--model", str(demo), "--device", "cpu", "--quiet"]
+    assert run(["generate", *arguments, "--out", str(tmp_path / "a.mp4")]) == 0
+    assert served == (tmp_path / "a.mp4").read_bytes()
+    assert video["size"] == "64x64" and video["plan"]["frames"] == 107 and video["stats"]["text_tokens"] > 0
+    assert {"encode text", "denoise", "decode audio", "decode video"} <= set(video["stats"]["seconds"])
+    assert video["stats"]["host_peak_bytes"] > 0
+
+
+def test_fl2va_from_an_uploaded_picture(http: httpx.Client) -> None:
+    fields = {"prompt": "it turns", "num_inference_steps": "1", "size": "64x64"}
+    file = {"input_reference": ("first.png", picture(), "image/png")}
+    video = finish(http, http.post("/v1/videos", data=fields, files=file))
+    assert video["task"] == "fl2va"
+    with av.open(io.BytesIO(http.get(f"/v1/videos/{video['id']}/content").content)) as box:
+        assert sum(1 for _ in box.decode(video=0)) == 107
+
+
+def test_ref2va_from_an_uploaded_picture_and_clip(http: httpx.Client, tmp_path: Path) -> None:
+    with mp4_writer(tmp_path / "clip.mp4", width=64, height=64) as film:
+        film.write_audio(np.zeros((2, 64000), np.float32))
+        film.write_frames(np.random.default_rng(1).integers(0, 255, (48, 64, 64, 3), np.uint8))
+    body = {
+        "task": "ref2va",
+        "prompt": "<Picture 1> in <Video 1>",
+        "target": TARGET,
+        "num_inference_steps": 1,
+        "conditions": [
+            {"type": "image", "uri": "face.png", "role": "reference"},
+            {"type": "video", "uri": "clip.mp4", "role": "reference"},
+        ],
+    }
+    files = [
+        ("request", (None, json.dumps(body))),
+        ("file", ("face.png", picture())),
+        ("file", ("clip.mp4", (tmp_path / "clip.mp4").read_bytes())),
+    ]
+    video = finish(http, http.post("/v1/videos", files=files))
+    assert video["plan"]["rows"]["conditions"] > 0 and "encode conditions" in video["stats"]["seconds"]
+
+
+def test_cancel_within_a_step(http: httpx.Client) -> None:
+    body = {"task": "t2va", "prompt": "rain", "target": TARGET, "num_inference_steps": 1000}
+    video = http.post("/v1/videos", json=body).json()
+    until(lambda: http.get(f"/v1/videos/{video['id']}").json()["stage"] == "denoise")
+    http.post(f"/v1/videos/{video['id']}/cancel")
+    began = time.monotonic()
+    until(lambda: http.get(f"/v1/videos/{video['id']}").json()["status"] == "cancelled", 10)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--partition", "all"], 2, "--partition: 'all' is not usable"),
+        (["--allow-folder", "/no/such"], 2, "an existing folder"),
+        (["--keys", "/no/such"], 1, "cannot be read"),
+        (["--port", "99999"], 1, "cannot listen"),
+        (["--data", "/dev/null/x"], 1, "cannot be written"),
+    ],
+)
+def test_a_wrong_start_is_one_line(
+    arguments: list[str], code: int, words: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("h3serve.service.server.start_logs", lambda: None)
+    assert run(["serve", "--port", "0", *arguments]) == code
+    said = capsys.readouterr().err
+    assert words in said and "Traceback" not in said and said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_model_ends_the_server(tmp_path: Path) -> None:
+    options = ("--model", str(tmp_path / "none"), "--port", "0", "--device", "cpu", "--data", str(tmp_path / "data"))
+    done = subprocess.run([*H3SERVE, "serve", *options], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "the model cannot be loaded" in done.stderr.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_keys_are_printed_once(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "keys.json"
+    assert run(["keys", "ann", "--file", str(file)]) == 0
+    key = capsys.readouterr().out.strip()
+    assert key not in file.read_text() and hash_key(key) in file.read_text()
+    assert run(["keys", "ann", "--file", str(file)]) == 1
