@@ -9,7 +9,7 @@ import click
 import typer
 from typer.main import get_command
 
-from h3serve.cli import demo_checkpoint, generate, inspect, plan, serve
+from h3serve.cli import bench, demo_checkpoint, generate, inspect, plan, serve
 from h3serve.cli.console import complain
 from h3serve.core.errors import H3Error
 
@@ -27,6 +27,7 @@ app.command("inspect")(inspect.inspect)
 app.command("serve")(serve.serve)
 app.command("keys")(serve.keys)
 app.command("demo-checkpoint")(demo_checkpoint.demo_checkpoint)
+app.add_typer(bench.app, name="bench")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -33,6 +33,12 @@ def fastest(device: torch.device, dtype: torch.dtype) -> Attention:
     return flash4 if major in (9, 10) and _has_flash4() else sdpa
 
 
+def available(device: torch.device, dtype: torch.dtype) -> dict[str, Attention]:
+    """Every kernel that runs here, by name."""
+    best = fastest(device, dtype)
+    return {"sdpa": sdpa} if best is sdpa else {"sdpa": sdpa, "flash4": best}
+
+
 def _has_flash4() -> bool:
     try:
         return find_spec("flash_attn.cute") is not None

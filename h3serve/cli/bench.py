@@ -1,0 +1,157 @@
+"""`h3serve bench`: this build's speed on this machine, with random weights of the released sizes."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from h3serve.cli.console import say
+from h3serve.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from h3serve.runtime.figures import Report
+
+app = typer.Typer(
+    help="Measure this build on this machine: random weights of the released sizes.", no_args_is_help=True
+)
+
+Seconds = Annotated[float, typer.Option(help="Length of the clip.")]
+ShortEdge = Annotated[int, typer.Option(help="Short edge of the canvas in pixels.")]
+Rounds = Annotated[int, typer.Option(help="Timed runs of each, in turn.")]
+Out = Annotated[Path | None, typer.Option(help="Also write OUT.md and OUT.json.", show_default=False)]
+Tiers = Annotated[str, typer.Option(help="Tiers to compare, separated by commas.")]
+Peer = Annotated[
+    Path | None,
+    typer.Option(help="A Python file that builds another implementation: bench/diffusers_peer.py.", show_default=False),
+]
+TILE_GIB = 6  # for tiles in flight: decode then stays within 16 GiB
+
+
+@app.command()
+def step(
+    seconds: Seconds = 5.0,
+    short_edge: ShortEdge = 768,
+    text_tokens: Annotated[int, typer.Option(help="Text rows.")] = 300,
+    tiers: Tiers = "exact,lossless,fast",
+    rounds: Rounds = 3,
+    peer: Peer = None,
+    out: Out = None,
+) -> None:
+    """One evaluation of the transformer."""
+    from h3serve.cli import bench_step
+
+    other = _load(peer)
+    with _inference():
+        denoiser = _component("transformer")
+        chosen: Any = tiers.split(",")
+        target = {"short_edge": short_edge, "duration_seconds": seconds}
+        _show(
+            bench_step.bench_step(
+                denoiser,
+                chosen,
+                target=target,
+                text_tokens=text_tokens,
+                rounds=rounds,
+                peer=other and other.transformer,
+            ),
+            out,
+        )
+
+
+@app.command()
+def error(
+    seconds: Seconds = 5.0,
+    text_tokens: Annotated[int, typer.Option(help="Text rows.")] = 300,
+    tiers: Tiers = "exact,lossless,fast",
+    peer: Peer = None,
+    out: Out = None,
+) -> None:
+    """Distance from float32: one block at full size, and all of them on a small canvas."""
+    from h3serve.cli import bench_step
+
+    other = _load(peer)
+    with _inference():
+        denoiser = _component("transformer")
+        chosen: Any = tiers.split(",")
+        target = {"short_edge": 768, "duration_seconds": seconds}
+        _show(bench_step.bench_block_error(denoiser, chosen, target=target, text_tokens=text_tokens), out)
+        small = {"short_edge": 256, "duration_seconds": seconds}
+        theirs = other and other.transformer
+        _show(
+            bench_step.bench_step_error(denoiser, chosen, target=small, text_tokens=text_tokens, peer=theirs),
+            out,
+        )
+
+
+@app.command()
+def vae(
+    seconds: Seconds = 5.0, short_edge: ShortEdge = 768, rounds: Rounds = 3, peer: Peer = None, out: Out = None
+) -> None:
+    """The video VAE, both directions."""
+    from h3serve.cli import bench_vae
+
+    other = _load(peer)
+    with _inference():
+        network = _component("video_vae")
+        target = {"short_edge": short_edge, "duration_seconds": seconds}
+        for measure in (bench_vae.bench_decode, bench_vae.bench_encode):
+            report = measure(
+                network,
+                target=target,
+                tile_bytes=TILE_GIB * 2**30,
+                rounds=rounds,
+                peer=other and other.video_vae,
+            )
+            _show(report, out)
+        for measure_error in (bench_vae.decode_errors, bench_vae.encode_errors):
+            _show(measure_error(network), out)
+
+
+@app.command()
+def text(
+    lengths: Annotated[str, typer.Option(help="Tokens, separated by commas.")] = "300,2000,8000",
+    rounds: Rounds = 3,
+    out: Out = None,
+) -> None:
+    """The text encoder."""
+    from h3serve.cli.bench_text import bench_text
+
+    with _inference():
+        encoder = _component("text_encoder")
+        _show(bench_text(encoder, lengths=[int(length) for length in lengths.split(",")], rounds=rounds), out)
+
+
+def _inference() -> Any:
+    import torch
+
+    return torch.inference_mode()
+
+
+def _component(name: str) -> Any:
+    import torch
+
+    from h3serve.weights.synthetic import synthetic_component
+
+    if not torch.cuda.is_available():
+        raise RequestError("device", "cpu", "networks of the released sizes are measured on a GPU")
+    return synthetic_component(name, device="cuda")
+
+
+def _load(peer: Path | None) -> Any:
+    if peer is None:
+        return None
+    spec = importlib.util.spec_from_file_location("peer", peer)
+    if spec is None or spec.loader is None or not peer.is_file():
+        raise RequestError("peer", str(peer), "a Python file such as bench/diffusers_peer.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _show(report: Report, out: Path | None) -> None:
+    say(report.markdown())
+    if out is not None:
+        report.write(out)

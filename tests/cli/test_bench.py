@@ -1,0 +1,105 @@
+"""The measuring code itself, on tiny networks and a CPU: what it runs and what it reports."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from h3serve.cli import bench_step, bench_vae
+from h3serve.cli.main import run
+from h3serve.models.denoiser import Denoiser
+from h3serve.runtime.figures import Figure, Report
+from tests.models.tiny_transformer import tiny_denoiser
+from tests.models.tiny_video_vae import tiny
+
+TARGET = {"short_edge": 64, "duration_seconds": 4}
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def denoiser() -> Denoiser:
+    return tiny_denoiser()
+
+
+@pytest.fixture(scope="module")
+def peer() -> ModuleType:
+    pytest.importorskip("diffusers")
+    spec = importlib.util.spec_from_file_location("peer", ROOT / "bench" / "diffusers_peer.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def by_name(report: Report) -> dict[str, Figure]:
+    return {figure.name: figure for figure in report.figures}
+
+
+@torch.inference_mode()
+def test_step(denoiser: Denoiser) -> None:
+    report = bench_step.bench_step(
+        denoiser, ["exact", "lossless", "fast"], target=TARGET, text_tokens=5, rounds=2, ceiling_seconds=0.01
+    )
+    figures = by_name(report)
+    assert list(figures) == ["exact", "lossless", "fast"]
+    assert all(f.seconds and f.seconds > 0 and f.floor_seconds and f.floor_seconds > 0 for f in figures.values())
+    assert "| lossless |" in report.markdown()
+    assert all(parameter.dtype == torch.float32 for parameter in denoiser.parameters())  # the twin is another
+
+
+@torch.inference_mode()
+def test_peer_has_our_weights(denoiser: Denoiser, peer: ModuleType) -> None:
+    report = bench_step.bench_step_error(
+        denoiser, ["exact", "fast"], target=TARGET, text_tokens=5, peer=peer.transformer
+    )
+    figures = by_name(report)
+    assert figures["peer"].error is not None and figures["peer"].error < 1e-5
+    assert figures["exact"].error == 0.0  # on a CPU in float32 it is the float32 run
+    assert figures["fast"].error is not None and 0.005 < figures["fast"].error < 0.1
+
+
+@torch.inference_mode()
+def test_block_error(denoiser: Denoiser) -> None:
+    figures = by_name(bench_step.bench_block_error(denoiser, ["exact", "fast"], target=TARGET, text_tokens=5))
+    assert figures["exact"].error == 0.0
+    whole, added = figures["fast"].error, figures["fast, of what it adds"].error
+    assert whole and added and 0 < whole < added
+
+
+@torch.inference_mode()
+def test_vae_and_its_peer(peer: ModuleType) -> None:
+    vae = tiny()
+    target = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
+    report = bench_vae.bench_decode(vae, target=target, tile_bytes=0, rounds=1)
+    assert list(by_name(report)) == ["exact", "lossless"]
+    theirs, latents = peer.video_vae(vae), torch.randn(1, 24, 7, 4, 4)
+    raw = theirs["decode"](latents)  # normalized latents are the pipeline's affair there
+    assert raw.shape == (1, 3, 22, 64, 64)
+    pixels = torch.randn(1, 3, 5, 32, 32)
+    assert torch.allclose(theirs["encode"](pixels), vae.encode(pixels).mean, atol=1e-4)
+
+
+def test_reports_add_up(tmp_path: Path) -> None:
+    out = tmp_path / "h200"
+    for seconds in (2.0, 1.0):
+        Report("Step", {"rounds": 3}, [Figure("exact", seconds, flops=1e12, peer_seconds=3.0)]).write(out)
+    Report("Other", {}, [Figure("only an error", error=1e-3)]).write(out)
+    held = json.loads(out.with_suffix(".json").read_text())
+    assert list(held) == ["Step", "Other"] and held["Step"]["figures"][0]["seconds"] == 1.0
+    text = out.with_suffix(".md").read_text()
+    assert "| exact | 1000.00 | 1 |  | 3.000x |" in text and "| only an error |  |  |  |  | 1.00e-03 |" in text
+
+
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert run(["bench", "step"]) == 2
+    assert "GPU" in capsys.readouterr().err
+
+
+def test_a_peer_that_is_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "step", "--peer", "missing.py"]) == 2
+    assert "missing.py" in capsys.readouterr().err
