@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-import click
 import typer
 from typer.main import get_command
 
@@ -16,7 +15,6 @@ from h3serve.core.errors import H3Error
 app = typer.Typer(
     name="h3serve",
     help="Video with its soundtrack from text, pictures, clips and sound, with MiniMax-H3.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -30,6 +28,10 @@ app.command("demo-checkpoint")(demo_checkpoint.demo_checkpoint)
 app.add_typer(bench.app, name="bench")
 
 
+# typer carries its own copy of click, or uses click itself, by version: this finds the right class.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: every known failure ends in one line and an exit code."""
     sys.exit(run(arguments))
@@ -37,18 +39,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = get_command(app).main(args=None if arguments is None else list(arguments), standalone_mode=False)
+        code = get_command(app).main(args=given or ["--help"], standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except click.exceptions.NoArgsIsHelpError as error:
-        complain(error.format_message())
-        return 2
-    except click.ClickException as error:
-        complain(error.format_message())
+    except UsageError as error:
+        complain(error.format_message() if hasattr(error, "format_message") else str(error))
         return 2
     except H3Error as error:
         complain(str(error))
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         complain("stopped; nothing was written")
         return 1

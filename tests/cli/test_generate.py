@@ -145,6 +145,13 @@ def test_truncated_shard_is_named(demo: Path, tmp_path: Path, capfd: Any) -> Non
     assert not (tmp_path / "o.mp4").exists()
 
 
+def test_wrong_partition_says_what_is_there(demo: Path, picture: Path, capfd: Any) -> None:
+    model = str(demo / "FL2VA")
+    assert run(["generate", "--model", model, "--prompt", "x", "--reference", str(picture), *SMALL]) == 2
+    complaint = capfd.readouterr().err.strip()
+    assert "fl2va weights only" in complaint and "\n" not in complaint
+
+
 def test_plan_prints_without_a_model(capsys: Any) -> None:
     assert run(["plan", "--prompt", "x", "--duration", "10", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
