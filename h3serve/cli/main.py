@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 from typer.main import get_command
 
-from h3serve.cli import bench, demo_checkpoint, generate, inspect, plan, serve
+from h3serve.cli import bench, demo_checkpoint, generate, guard, inspect, plan, serve
 from h3serve.cli.console import complain
 from h3serve.core.errors import H3Error
 
@@ -26,6 +26,7 @@ app.command("serve")(serve.serve)
 app.command("keys")(serve.keys)
 app.command("demo-checkpoint")(demo_checkpoint.demo_checkpoint)
 app.add_typer(bench.app, name="bench")
+app.add_typer(guard.app, name="guard")
 
 
 # typer carries its own copy of click, or uses click itself, by version: this finds the right class.

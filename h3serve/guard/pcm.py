@@ -39,7 +39,7 @@ def read_pcm(path: Path) -> Wave:
 
 def write_wav(path: Path, pcm: Wave) -> None:
     """16-bit WAV of float32 [channels, n] at 16 kHz."""
-    samples = np.round(np.clip(pcm, -1, 1) * 32767).astype("<i2")
+    samples = np.clip(np.round(pcm * 32768), -32768, 32767).astype("<i2")
     with wave.open(str(path), "wb") as file:
         file.setnchannels(len(pcm))
         file.setsampwidth(2)

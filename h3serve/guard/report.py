@@ -24,11 +24,10 @@ def write_all(report: Report, folder: Path, *, sources: Sequence[Path], history:
 
 
 def table(report: Report) -> Table:
-    """One line per case: verdict, what failed first, how many figures passed, seconds."""
+    """One line per case: verdict, how many figures passed, attempts, seconds."""
     lines = Table(title=f"{report.run}: {'passed' if report.passed else 'FAILED'}", title_justify="left")
     for heading in ("case", "on", "verdict", "figures", "attempts", "seconds"):
         lines.add_column(heading, justify="right" if heading in ("attempts", "seconds") else "left")
-    lines.add_column("why", overflow="fold")
     for result in report.results:
         good = len(result.figures) - len(result.failures)
         lines.add_row(
@@ -38,8 +37,16 @@ def table(report: Report) -> Table:
             f"{good}/{len(result.figures)}",
             str(result.attempts),
             f"{result.seconds:.1f}",
-            Text("\n".join([*reasons(result), *result.notes])),
         )
+    return lines
+
+
+def explain(report: Report) -> list[str]:
+    """A line for every reason and note, under the case's name; empty if there is nothing to say."""
+    lines = []
+    for result in report.results:
+        if said := [*reasons(result), *result.notes]:
+            lines += [f"{result.case_id}:", *(f"  {sentence}" for sentence in said)]
     return lines
 
 

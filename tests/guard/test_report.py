@@ -10,7 +10,7 @@ from h3serve.guard import pictures
 from h3serve.guard.figures import Figure, at_least
 from h3serve.guard.history import record
 from h3serve.guard.pcm import to_pcm
-from h3serve.guard.report import junit, table, write_all
+from h3serve.guard.report import explain, junit, table, write_all
 from h3serve.guard.results import CaseResult, Report, read_report
 from h3serve.guard.store import Budget, Clip, Facts, save
 from tests.guard.conftest import SOUND_RATE
@@ -44,13 +44,15 @@ def run_folder(tmp_path, clip, sound):
     return folder
 
 
-def test_terminal_table_says_what_failed_and_why():
-    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+def test_terminal_says_what_failed_and_why_in_80_columns():
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
     console.print(table(example()))
     text = console.export_text()
     assert "run-2: FAILED" in text
-    assert re.search(r"rain .*FAIL .*1/2 .*SSIM is 0\.5 \(frame 24\), should be at least", text)
-    assert re.search(r"snow .*pass .*1/1 .*faster", text)
+    assert re.search(r"rain .*FAIL .*1/2 .*2 ", text)
+    assert re.search(r"snow .*pass .*1/1 ", text)
+    assert explain(example())[:2] == ["rain:", "  SSIM is 0.5 (frame 24), should be at least 0.92"]
+    assert explain(example())[-2:] == ["snow:", "  faster"]
 
 
 def test_junit_counts_failures_and_errors():

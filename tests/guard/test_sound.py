@@ -104,7 +104,13 @@ def test_wav_keeps_the_sound(sound, tmp_path):
     pcm = to_pcm(sound, SOUND_RATE)
     assert pcm.shape == (2, sound.shape[1] * RATE // SOUND_RATE)
     write_wav(tmp_path / "sound.wav", pcm)
-    assert np.abs(read_pcm(tmp_path / "sound.wav") - pcm).max() < 2 / 32767
+    assert np.abs(read_pcm(tmp_path / "sound.wav") - pcm).max() < 1 / 32768
+
+
+def test_wav_keeps_the_level_and_full_scale(sound, tmp_path):
+    pcm = np.clip(to_pcm(sound, SOUND_RATE) * 8, -1, 1)
+    write_wav(tmp_path / "sound.wav", pcm)
+    assert level_dbfs(read_pcm(tmp_path / "sound.wav")) == pytest.approx(level_dbfs(pcm), abs=5e-5)
 
 
 def test_resampling_agrees_with_scipy(sound):

@@ -21,7 +21,7 @@ def test_what_is_saved_is_loaded(made, tmp_path):
     back = load(tmp_path / "cpu" / "rain")
     assert back.facts == made.facts
     assert all(np.array_equal(back.frames[index], made.frames[index]) for index in (0, 24, 47))
-    assert np.abs(back.pcm - made.pcm).max() < 2 / 32767
+    assert np.abs(back.pcm - made.pcm).max() < 1 / 32768
 
 
 def test_official_names(made, tmp_path):
