@@ -102,7 +102,7 @@ def list_command(
     numbers = machines_for(loaded, _ids(case_ids), machines)
     lines = Table()
     for heading in ("machine", "case", "task", "gpus", "checks", "estimate s"):
-        lines.add_column(heading)
+        lines.add_column(heading, no_wrap=heading == "case")
     for number in numbers:
         for case in share_of(loaded, number, machines):
             checks = ", ".join(case.checks)

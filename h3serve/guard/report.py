@@ -5,6 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -27,7 +28,8 @@ def table(report: Report) -> Table:
     """One line per case: verdict, how many figures passed, attempts, seconds."""
     lines = Table(title=f"{report.run}: {'passed' if report.passed else 'FAILED'}", title_justify="left")
     for heading in ("case", "on", "verdict", "figures", "attempts", "seconds"):
-        lines.add_column(heading, justify="right" if heading in ("attempts", "seconds") else "left")
+        justify: Literal["left", "right"] = "right" if heading in ("attempts", "seconds") else "left"
+        lines.add_column(heading, justify=justify, no_wrap=heading == "case")
     for result in report.results:
         good = len(result.figures) - len(result.failures)
         lines.add_row(
