@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from h3serve.core.tasks import Quality
-from h3serve.models import decoder_ops
+from h3serve.models import decoder_ops, video_encoder
 from h3serve.models.attention import fastest, sdpa
 from h3serve.models.float8_linear import Float8Linear
 from h3serve.models.ops import PLAIN, Ops
 from h3serve.models.transformer import Transformer
+from h3serve.models.video_encoder import FUSED_CHANNELS
 from h3serve.models.video_vae import VideoVAE
 
 TIERS: tuple[Quality, ...] = ("exact", "lossless", "fast")
@@ -36,12 +37,17 @@ def use_tier(transformer: Transformer, quality: Quality, device: torch.device) -
 
 
 def use_vae_tier(vae: VideoVAE, quality: Quality, device: torch.device) -> None:
-    """Sets the ops of a video VAE's decoder likewise; fast is as lossless."""
-    vae.decoder.ops = decoder_ops.PLAIN
-    if quality != "exact" and _has_kernels(device):
-        from h3serve.models.fused_decoder import FUSED
+    """Sets the kernels of a video VAE likewise, in both directions; fast is as lossless."""
+    vae.decoder.ops, vae.encoder.run_levels = decoder_ops.PLAIN, video_encoder.run_levels
+    if quality == "exact" or not _has_kernels(device):
+        return
+    from h3serve.models.fused_decoder import FUSED
 
-        vae.decoder.ops = FUSED
+    vae.decoder.ops = FUSED
+    if torch.cuda.get_device_capability(device) >= (9, 0) and not any(n % FUSED_CHANNELS for n in vae.config.channels):
+        from h3serve.models.fused_encoder import run_levels
+
+        vae.encoder.run_levels = run_levels  # loads by the bulk copy engine that Hopper brought
 
 
 def has_float8(module: nn.Module) -> bool:

@@ -6,6 +6,7 @@ No attention, no state between calls: a clip of 17 frames, or a single picture, 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from h3serve.models.video_vae_config import VideoVAEConfig
 
 HALF_EXPONENT = 4  # float16 operands lie within 2**4, in the middle of the range
+FUSED_CHANNELS = 64  # the kernels of `fused_encoder.py` take multiples of it
 
 
 class Conv3d(nn.Conv3d):
@@ -117,18 +119,27 @@ class Level(nn.Module):
         return self.downsample(x) if hasattr(self, "downsample") else x
 
 
+def run_levels(levels: Iterable[Level], x: torch.Tensor) -> torch.Tensor:
+    """All levels one after another."""
+    for level in levels:
+        x = level(x)
+    return x
+
+
 class VideoEncoder(nn.Module):
-    """Pixels `[B,3,D,H,W]`, D 17 or 1, to features `[B,48,ceil(D/4),H/16,W/16]`; float32."""
+    """Pixels `[B,3,D,H,W]`, D 17 or 1, to features `[B,48,ceil(D/4),H/16,W/16]`; float32.
+
+    `run_levels` may be exchanged for one with other kernels (`tiers.use_vae_tier`).
+    """
 
     def __init__(self, config: VideoVAEConfig) -> None:
         super().__init__()
+        self.run_levels: Callable[[Iterable[Level], torch.Tensor], torch.Tensor] = run_levels
         self.conv_in = CausalConv3d(config.in_channels, config.channels[0])
         self.down = nn.ModuleList(Level(i, config) for i in range(len(config.channels)))
         self.norm_out = FrameGroupNorm(config.norm_groups, config.channels[-1], config.norm_eps)
         self.conv_out = CausalConv3d(config.channels[-1], 2 * config.latent_channels)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        x = self.conv_in(pixels)
-        for level in self.down:
-            x = level(x)
+        x = self.run_levels(self.down, self.conv_in(pixels))
         return self.conv_out(F.silu(self.norm_out(x)))

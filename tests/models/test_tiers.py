@@ -1,12 +1,14 @@
 import pytest
 import torch
 
+from h3serve.models import decoder_ops, video_encoder
 from h3serve.models.attention import sdpa
 from h3serve.models.denoiser import FLOAT8_LINEARS
 from h3serve.models.float8_linear import use_float8
 from h3serve.models.ops import PLAIN
-from h3serve.models.tiers import use_tier
+from h3serve.models.tiers import use_tier, use_vae_tier
 from tests.models.tiny_transformer import tiny_denoiser, tiny_request
+from tests.models.tiny_video_vae import tiny
 
 CPU = torch.device("cpu")
 
@@ -40,3 +42,10 @@ def test_fast_needs_8_bits() -> None:
 def test_a_tier_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="slow"):
         use_tier(tiny_denoiser().transformer, "slow", CPU)
+
+
+def test_vae_on_a_cpu_has_no_kernels() -> None:
+    vae = tiny()
+    vae.decoder.ops, vae.encoder.run_levels = None, None  # type: ignore[assignment]
+    use_vae_tier(vae, "lossless", CPU)
+    assert (vae.decoder.ops, vae.encoder.run_levels) == (decoder_ops.PLAIN, video_encoder.run_levels)
