@@ -8,8 +8,6 @@ The residual stream stays float32. Import this file only where Triton is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 import torch.nn.functional as F
 import triton
@@ -154,24 +152,31 @@ def run_block(block: ResBlock, x: torch.Tensor) -> torch.Tensor:
     skip = x
     if hasattr(block, "nin_shortcut"):
         skip = F.linear(x, block.nin_shortcut.weight.float().flatten(1), block.nin_shortcut.bias)
-    x = convolve(normalized(x, block.norm1), block.conv1.weight, block.conv1.bias)
-    return convolve(normalized(x, block.norm2), block.conv2.weight, block.conv2.bias, skip=skip)
+    x = _convolved(block.conv1, normalized(x, block.norm1))
+    return _convolved(block.conv2, normalized(x, block.norm2), skip)
 
 
 def run_downsample(layer: Downsample, x: torch.Tensor) -> torch.Tensor:
     """A `Downsample` on channels-last x, which halves height and width."""
-    return convolve(halved(x), layer.conv.weight, layer.conv.bias, time_stride=layer.conv.stride[0])
+    return _convolved(layer.conv, halved(x))
 
 
-def run_levels(levels: Iterable[Level], x: torch.Tensor) -> torch.Tensor:
+def run_levels(levels: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
     """`video_encoder.run_levels`: `[B,C,D,H,W]` in and out."""
     x = x.permute(0, 2, 3, 4, 1).contiguous()
     for level in levels:
+        assert isinstance(level, Level)
         for block in level.block:
+            assert isinstance(block, ResBlock)
             x = run_block(block, x)
         if hasattr(level, "downsample"):
             x = run_downsample(level.downsample, x)
     return x.permute(0, 4, 1, 2, 3)
+
+
+def _convolved(layer: nn.Conv3d, operand: Operand, skip: torch.Tensor | None = None) -> torch.Tensor:
+    assert layer.bias is not None
+    return convolve(operand, layer.weight, layer.bias, time_stride=layer.stride[0], skip=skip)
 
 
 def _power_of_two_in(count: int, most: int) -> int:

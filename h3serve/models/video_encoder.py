@@ -6,7 +6,7 @@ No attention, no state between calls: a clip of 17 frames, or a single picture, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -119,7 +119,7 @@ class Level(nn.Module):
         return self.downsample(x) if hasattr(self, "downsample") else x
 
 
-def run_levels(levels: Iterable[Level], x: torch.Tensor) -> torch.Tensor:
+def run_levels(levels: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
     """All levels one after another."""
     for level in levels:
         x = level(x)
@@ -134,7 +134,7 @@ class VideoEncoder(nn.Module):
 
     def __init__(self, config: VideoVAEConfig) -> None:
         super().__init__()
-        self.run_levels: Callable[[Iterable[Level], torch.Tensor], torch.Tensor] = run_levels
+        self.run_levels: Callable[[nn.ModuleList, torch.Tensor], torch.Tensor] = run_levels
         self.conv_in = CausalConv3d(config.in_channels, config.channels[0])
         self.down = nn.ModuleList(Level(i, config) for i in range(len(config.channels)))
         self.norm_out = FrameGroupNorm(config.norm_groups, config.channels[-1], config.norm_eps)
