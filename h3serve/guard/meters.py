@@ -34,14 +34,15 @@ class StepClock:
     ends: list[float] = field(default_factory=list)
 
     def __call__(self, progress: Any) -> None:
-        if progress.stage != DENOISE:
+        # The start of the stage has no steps yet; a repeated report is a pulse, not a step.
+        if progress.stage != DENOISE or not progress.steps or progress.step != len(self.ends):
             return
         torch.cuda.synchronize()
         self.ends.append(time.perf_counter())
 
     @property
     def seconds(self) -> list[float]:
-        """Seconds of each evaluation; the first report is the start of the loop."""
+        """Seconds of each evaluation; report 0 is the start of the loop."""
         return [round(after - before, 5) for before, after in zip(self.ends, self.ends[1:], strict=False)]
 
 

@@ -24,8 +24,8 @@ class FakeEngine:
             raise outcome
         seconds = self.seconds[min(self.calls, len(self.seconds)) - 1]
         if on_progress:
-            for step in range(3):
-                on_progress(SimpleNamespace(stage="denoise", step=step, steps=2))
+            for step, steps in ((0, 0), (0, 2), (1, 2), (2, 2)):
+                on_progress(SimpleNamespace(stage="denoise", step=step, steps=steps))
         video, audio = outcome
         return SimpleNamespace(
             video=video,

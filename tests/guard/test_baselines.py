@@ -129,8 +129,9 @@ def test_step_clock_times_evaluations_alone(monkeypatch):
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     monkeypatch.setattr("time.perf_counter", lambda: next(ticks))
     clock = StepClock()
-    for stage in ("encode text", "denoise", "denoise", "denoise", "decode video"):
-        clock(SimpleNamespace(stage=stage))
+    reports = [("encode text", 0, 0), ("denoise", 0, 0), ("denoise", 0, 2), ("denoise", 1, 2), ("denoise", 1, 2)]
+    for stage, step, steps in [*reports, ("denoise", 2, 2), ("decode video", 0, 9)]:
+        clock(SimpleNamespace(stage=stage, step=step, steps=steps))
     assert clock.seconds == [2.0, 1.5]
 
 

@@ -5,8 +5,9 @@ from unittest.mock import patch
 import pytest
 
 from h3serve.guard.cases import load_cases
+from h3serve.guard.meters import StepClock
 from h3serve.guard.remote import publish
-from h3serve.guard.run import Setup, run_cases
+from h3serve.guard.run import Setup, load_generator, run_cases
 from h3serve.guard.select import with_ids
 from h3serve.pipeline import generate
 
@@ -38,3 +39,12 @@ def test_one_percent_of_loudness_is_caught_on_the_level(setup):
     with patch.object(generate, "decode_audio", lambda *args: right(*args) * 1.01):
         result = run(setup)
     assert {figure.name for figure in result.failures} == {"RMS difference", "channel RMS difference"}
+
+
+def test_evaluations_are_counted_as_the_product_reports_them(setup, monkeypatch):
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    (case,) = with_ids(load_cases(["demo"]), ["demo-t2va"])
+    clock = StepClock()
+    load_generator(case, "demo").generate(case.request, on_progress=clock)
+    assert len(clock.seconds) == case.request.num_inference_steps
+    assert min(clock.seconds) > 0
