@@ -28,9 +28,7 @@ OTHER_PIXELS = {"ref2va_video_silent"}
 KEYFRAMES = ["fl2va_first", "fl2va_last", "fl2va_first_last", "fl2va_tiled"]
 REFERENCES = ["image", "video_sound", "video_silent", "image_audio", "audio_video_image", "released_sizes"]
 CASES = ["t2va", *KEYFRAMES, *(f"ref2va_{name}" for name in REFERENCES)]
-# One thread against two moves single values of condition latents by a float16 step, 4e-5 of scale; the
-# smallest mistake known, that float16 step left out, moves velocities by 4e-4.
-LIMIT = {"audio": 3e-4}
+LIMIT = {"audio": 3e-4}  # its own noise floor is 6e-5
 EXACT = {"token_ids", "token_types", "text_token_tags", "token_tags", "position_ids", "row_timesteps", "sigmas_video"}
 EXACT |= {"sigmas_audio", "video_indices", "audio_indices", "text_indices", "noise_video", "noise_audio"}
 
@@ -77,7 +75,13 @@ def _distance(key: str, theirs: Any, ours: np.ndarray[Any, Any]) -> float:
     assert a.shape == b.shape, key
     if not a.size:
         return 0.0
-    return float(np.abs(a - b).max() / (255 if key == "video_uint8" else max(np.abs(a).max(), 1e-12)))
+    far = np.abs(a - b) / (255 if key == "video_uint8" else max(np.abs(a).max(), 1e-12))
+    if key.startswith(("condition_latents", "condition_rows")):
+        # One thread against two moves a few values by one float16 step.
+        assert (far > 1e-5).mean() < 0.01, key
+        assert far.max() < 5e-4, key
+        return 0.0
+    return float(far.max())
 
 
 def _allowed(key: str) -> float:
