@@ -21,7 +21,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULT.host,
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = _DEFAULT.port,
     data: Annotated[Path, typer.Option(help="Folder of jobs and their files.")] = _DEFAULT.data,
-    database: Annotated[str | None, typer.Option(help="SQLAlchemy URL; SQLite in the data folder if left out.")] = None,
+    database: Annotated[str | None, typer.Option(help="postgresql+psycopg://… instead of SQLite in --data.")] = None,
     partition: Annotated[str, typer.Option(help="fl2va, ref2va or both.")] = _DEFAULT.partition,
     device: Annotated[list[str] | None, typer.Option(help="One worker on each: cuda:0, cpu. Repeatable.")] = None,
     dtype: flags.DType = _DEFAULT.dtype,

@@ -83,7 +83,8 @@ class Context:
         return retry_after(self.store, len(self.supervisor.slots))
 
 
-def get_context(request: Request) -> Context:
+# `async` although they await nothing: FastAPI would give each of the others a thread.
+async def get_context(request: Request) -> Context:
     context: Context = request.app.state.context
     return context
 
@@ -91,7 +92,7 @@ def get_context(request: Request) -> Context:
 ContextOf = Annotated[Context, Depends(get_context)]
 
 
-def get_caller(request: Request, context: ContextOf) -> Caller:
+async def get_caller(request: Request, context: ContextOf) -> Caller:
     """Who calls; raises BadKey."""
     return context.keys.caller(request.headers.get("authorization"))
 

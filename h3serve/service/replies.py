@@ -97,7 +97,7 @@ def reply_to(error: Exception) -> JSONResponse:
 def _database_reply(error: OperationalError) -> JSONResponse:
     text = str(error.orig)
     log.error("the job database refused", extra={"cause": text})
-    if "full" in text:
+    if "full" in text or "No space" in text:
         return error_reply(507, "the server's disk is full; nothing was accepted")
     return error_reply(503, "the job database is busy or cannot be written; nothing was accepted", retry_s=5)
 

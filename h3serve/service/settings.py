@@ -53,7 +53,7 @@ class ServiceSettings:
 
     model: str
     data: Path = Path("h3serve-data")
-    database: str | None = None  # None: SQLite in the data folder
+    database: str | None = None  # a PostgreSQL URL; None: SQLite in the data folder
     host: str = "127.0.0.1"
     port: int = 8000
     partition: Partition | Literal["both"] = "fl2va"

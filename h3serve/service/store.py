@@ -6,14 +6,18 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from h3serve.core.errors import H3Error
+from h3serve.service.batch import Batch
 from h3serve.service.job import Job, NewJob, Outcome, job_of
 from h3serve.service.moves import LEGAL, WAITING, State
-from h3serve.service.tables import jobs, open_engine
+from h3serve.service.tables import jobs, open_engine, own
+
+T = TypeVar("T")
 
 
 class QueueFull(H3Error):
@@ -37,9 +41,13 @@ class JobStore:
 
     def __init__(self, url: str) -> None:
         self.engine = open_engine(url)
+        self._ownership = own(self.engine)
         self._write_lock = threading.Lock()  # writers queue here instead of inside SQLite
+        self._puts = Batch(self.writing)
 
     def close(self) -> None:
+        if self._ownership is not None:
+            self._ownership.close()
         self.engine.dispose()
 
     @contextmanager
@@ -57,22 +65,7 @@ class JobStore:
 
         Raises QueueFull at either bound and KeyReused when the key came with another request.
         """
-        with self.writing() as connection:
-            if (earlier := _same_key(connection, new)) is not None:
-                return earlier, False
-            _check_room(connection, new.owner, max_queued, max_owned)
-            values = {
-                **new.__dict__,
-                "state": State.QUEUED,
-                "created_at": time.time(),
-                "attempts": 0,
-                "cancel_requested": False,
-                "deleted": False,
-                "bytes": 0,
-                "webhook_tries": 0,
-            }
-            connection.execute(insert(jobs).values(**values))
-            return _need(_find(connection, new.id)), True
+        return self._puts.run(lambda connection: _put(connection, new, max_queued, max_owned))
 
     def check_room(self, owner: str, *, max_queued: int, max_owned: int | None) -> None:
         """Raises QueueFull now, before anything is uploaded; `put` decides for good."""
@@ -216,14 +209,24 @@ class JobStore:
             return set(connection.scalars(select(jobs.c.id)))
 
 
+def _put(connection: Connection, new: NewJob, max_queued: int, max_owned: int | None) -> tuple[Job, bool]:
+    if (earlier := _same_key(connection, new)) is not None:
+        return earlier, False
+    _check_room(connection, new.owner, max_queued, max_owned)
+    job = Job(**vars(new), created_at=time.time())
+    values = {name: value for name, value in vars(job).items() if name != "seq"}
+    key = connection.execute(insert(jobs).values(**values)).inserted_primary_key
+    return replace(job, seq=_need(key)[0]), True
+
+
 def _find(connection: Connection, job_id: str) -> Job | None:
     row: Row[Any] | None = connection.execute(select(jobs).where(jobs.c.id == job_id)).first()
     return None if row is None else job_of(row)
 
 
-def _need(job: Job | None) -> Job:
-    assert job is not None
-    return job
+def _need(value: T | None) -> T:
+    assert value is not None
+    return value
 
 
 def _move(connection: Connection, job: Job, values: dict[str, Any]) -> Job | None:

@@ -19,6 +19,7 @@ from sqlalchemy import (
     UniqueConstraint,
     create_engine,
     event,
+    func,
     select,
 )
 from sqlalchemy.engine import Connection, Engine
@@ -27,6 +28,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from h3serve.core.errors import H3Error
 
 SCHEMA_VERSION = "1"
+_LOCK = 0x6833  # any number, the same for every server
 _BUSY_MS = 5000  # how long SQLite waits for another program that holds the file
 
 metadata = MetaData()
@@ -82,6 +84,21 @@ def open_engine(url: str) -> Engine:
         cause = error.orig if isinstance(error, DBAPIError) else error
         raise H3Error(f"the job database cannot be opened: {cause}") from error
     return engine
+
+
+def own(engine: Engine) -> Connection | None:
+    """Be the only server of a PostgreSQL database while the connection returned is open.
+
+    A SQLite file needs none: it lies in the data folder, which has a lock. Raises H3Error.
+    """
+    if engine.dialect.name != "postgresql":
+        return None
+    connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    if not connection.scalar(select(func.pg_try_advisory_lock(_LOCK))):
+        connection.close()
+        engine.dispose()
+        raise H3Error("another server is using the job database")
+    return connection
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

@@ -32,14 +32,14 @@ async def create_video(
     context.check_open()
     job_id = new_id()
     try:
-        if idempotency_key is None:
-            await to_thread.run_sync(_check_room, context, caller)
+        if idempotency_key is None and not request.headers.get("content-type", "").startswith("application/json"):
+            await to_thread.run_sync(_check_room, context, caller)  # before anything large is sent
         body = await read_body(request, context.folder.incoming(job_id), context.settings.limits)
         job = await context.work(_accept, context, caller, body, job_id, idempotency_key)
     except ClientDisconnect:
         raise Refusal(400, "the connection was closed before the body was whole", code="incomplete") from None
     finally:
-        await to_thread.run_sync(context.folder.remove_incoming, job_id)
+        await _tidy(context, job_id)
     return JSONResponse(context.view(job), headers={"Location": f"/v1/videos/{job.id}"})
 
 
@@ -54,7 +54,7 @@ async def plan_video(request: Request, caller: CallerOf, context: ContextOf) -> 
     except ClientDisconnect:
         raise Refusal(400, "the connection was closed before the body was whole", code="incomplete") from None
     finally:
-        await to_thread.run_sync(context.folder.remove_incoming, job_id)
+        await _tidy(context, job_id)
     return JSONResponse(plan)
 
 
@@ -102,6 +102,11 @@ def delete_video(job_id: str, caller: CallerOf, context: ContextOf) -> Json:
         context.folder.remove(job.id)
     context.supervisor.cancel(job.id)
     return {"id": job.id, "object": "video.deleted", "deleted": True}
+
+
+async def _tidy(context: Context, job_id: str) -> None:
+    if context.folder.incoming(job_id).exists():
+        await to_thread.run_sync(context.folder.remove_incoming, job_id)
 
 
 def _check_room(context: Context, caller: Caller) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from h3serve.service.job import Job, Json
 from h3serve.service.moves import State
 from h3serve.service.progress import Snapshot
@@ -57,10 +59,21 @@ def job_view(job: Job, settings: ServiceSettings, snapshot: Snapshot | None = No
 
 def repeatable(job: Job) -> Json:
     """The frozen request as a body that can be sent again: inputs are named through this job."""
-    conditions = [{k: v for k, v in c.items() if v is not None} for c in job.request.get("conditions", ())]
-    named = [{**c, "uri": f"job:{job.id}/{c['uri']}"} for c in conditions]
-    rest = {k: v for k, v in job.request.items() if v is not None and k != "conditions"}
-    return {**rest, **({"conditions": named} if named else {})}
+    body = _without_none(job.request)
+    for condition in body.get("conditions", ()):
+        condition["uri"] = f"job:{job.id}/{condition['uri']}"
+    return body
+
+
+def _without_none(fields: Json) -> Json:
+    """A copy, at every depth: what was not given is not shown as given."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, list):
+            return [clean(item) for item in value]
+        return _without_none(value) if isinstance(value, dict) else value
+
+    return {name: clean(value) for name, value in fields.items() if value is not None}
 
 
 def percent(job: Job, snapshot: Snapshot | None) -> int:

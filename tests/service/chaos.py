@@ -57,7 +57,7 @@ class Chaos:
         return {seed: video["files"]["video"]["sha256"] for seed, video in ended.items()}
 
     def _start(self) -> None:
-        rules = {"beat_s": 0.2, "silent_s": 5.0, "restart_s": 0.05, "restart_max_s": 0.2}
+        rules = {"beat_s": 0.2, "silent_s": 20.0, "restart_s": 0.05, "restart_max_s": 0.2}
         self.server = LiveServer(self.data, worker=rules, max_queued=10 * self.jobs)
 
     def _stop(self) -> None:

@@ -241,7 +241,7 @@ def test_kill_9_of_the_server_loses_nothing(tmp_path: Path) -> None:
         ({"model": "missing"}, "has no model_index.json"),
         ({"model": "load dies"}, "exited with code 3"),
         ({"host": "203.0.113.1"}, "cannot listen on 203.0.113.1"),
-        ({"database": "sqlite:////no/such/folder/x.sqlite"}, "job database"),
+        ({"database": "postgresql+psycopg://127.0.0.1:9/x"}, "job database"),
         ({"keys": "/no/such/keys.json"}, "key file"),
         ({"webhook_secret": "/no/such/secret"}, "webhook secret"),
     ],

@@ -39,7 +39,7 @@ def page(browser: Any, server: LiveServer) -> Iterator["Page"]:
     assert [f for f in faults if "status of 400" not in f] == []
 
 
-def wait(look: Callable[[], Any], seconds: float = 20) -> Any:
+def wait(look: Callable[[], Any], seconds: float = 60) -> Any:
     deadline = time.monotonic() + seconds
     while not (seen := look()):
         assert time.monotonic() < deadline, "it took too long"

@@ -19,7 +19,7 @@ from h3serve.service.supervisor import Supervisor
 from tests.service.make import put
 
 FAKE = (sys.executable, "-m", "tests.service.fake_worker")
-RULES = WorkerRules(beat_s=0.1, silent_s=1.0, stalled_s=1.0, cancel_s=5, restart_s=0.01, restart_max_s=0.1)
+RULES = WorkerRules(beat_s=0.1, silent_s=5.0, stalled_s=1.0, cancel_s=5, restart_s=0.01, restart_max_s=0.1)
 Make = Callable[..., "Service"]
 
 
@@ -39,7 +39,7 @@ class Service:
         self.supervisor.wake()
         return job
 
-    def wait(self, job: Job, *states: State, seconds: float = 20) -> Job:
+    def wait(self, job: Job, *states: State, seconds: float = 60) -> Job:
         wanted = states or (State.COMPLETED, State.FAILED, State.CANCELLED)
         row = until(lambda: (r := self.store.get(job.id)) and r.state in wanted and r, seconds)
         assert isinstance(row, Job)
@@ -50,7 +50,7 @@ class Service:
         return sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file())
 
 
-def until(look: Callable[[], Any], seconds: float = 20) -> Any:
+def until(look: Callable[[], Any], seconds: float = 60) -> Any:
     deadline = time.monotonic() + seconds
     while not (seen := look()):
         assert time.monotonic() < deadline, "it took too long"
@@ -96,7 +96,7 @@ def test_a_job_runs_to_completion(make: Make) -> None:
         ("break", "internal", "internal error during denoise (ValueError)", 1),
         ("die", "worker_lost", "was killed", 2),
         ("hang", "worker_lost", "made no progress in denoise", 2),
-        ("stop beating", "worker_lost", "did not answer for 1 s", 2),
+        ("stop beating", "worker_lost", "did not answer for 5 s", 2),
     ],
 )
 def test_a_bad_job_fails_in_words_and_the_next_is_unaffected(
@@ -187,7 +187,7 @@ def test_a_first_load_that_fails_says_why_and_ends(make: Make, model: str, words
     service = make(model)
     until(lambda: service.fatal)
     assert words in service.fatal[0]
-    service.supervisor.slots[0].join(5)
+    service.supervisor.slots[0].join(20)
     assert not service.supervisor.slots[0].is_alive()
 
 

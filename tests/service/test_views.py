@@ -1,0 +1,44 @@
+import dataclasses
+
+import pytest
+
+from h3serve.service.job import Job
+from h3serve.service.moves import State
+from h3serve.service.progress import Snapshot
+from h3serve.service.settings import Retention, ServiceSettings
+from h3serve.service.views import job_view, percent, repeatable
+
+GIVEN = {"type": "image", "role": "keyframe", "frame_index": 0}
+REQUEST = {
+    "task": "fl2va",
+    "prompt": "a",
+    "target": {"short_edge": 64, "aspect_ratio": "auto", "duration_seconds": None},
+    "conditions": [{**GIVEN, "uri": "00.png", "start_time_seconds": None}],
+    "seed": 4,
+    "flow_shift": None,
+}
+JOB = Job("video_1", "fl2va", REQUEST, {"width": 64, "height": 32, "seconds": 4.458}, state=State.IN_PROGRESS)
+STAGES = ("start", "read media", "encode text", "encode conditions", "denoise", "decode audio", "decode video", "save")
+
+
+def test_progress_only_grows_and_reaches_100_only_at_the_end() -> None:
+    seen = [percent(JOB, Snapshot(stage, step, 10, None)) for stage in STAGES for step in range(11)]
+    assert seen == sorted(seen) and seen[-1] < 100
+    assert percent(dataclasses.replace(JOB, state=State.COMPLETED), None) == 100
+    assert percent(dataclasses.replace(JOB, state=State.FAILED), None) == 0
+
+
+def test_a_request_can_be_sent_again() -> None:
+    body = repeatable(JOB)
+    assert body["conditions"] == [{**GIVEN, "uri": "job:video_1/00.png"}]
+    assert "flow_shift" not in body and body["seed"] == 4
+
+
+@pytest.mark.parametrize(("kept_s", "expires"), [(60.0, 160), (None, None)])
+def test_expiry(kept_s: float | None, expires: int | None) -> None:
+    done = dataclasses.replace(JOB, state=State.COMPLETED, finished_at=100.0)
+    settings = ServiceSettings("demo", retention=Retention(files_s=kept_s))
+    view = job_view(done, settings)
+    assert view["expires_at"] == expires and view["completed_at"] == 100
+    assert view["seconds"] == "4.458" and view["size"] == "64x32"
+    assert job_view(JOB, settings)["expires_at"] is None
