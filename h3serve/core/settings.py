@@ -21,4 +21,5 @@ class EngineSettings:
     dtype: DType = "auto"  # auto: float32 on cpu, the release's bfloat16 on cuda
     quality: Quality = "lossless"
     residency: Residency = "auto"
+    cache: str | None = None  # folder for what is made once and kept; ~/.cache/h3serve if left out
     revision: str | None = None

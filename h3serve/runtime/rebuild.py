@@ -37,6 +37,12 @@ class Projections:
         ours = [entry for entry in self.key_map.entries if entry.target.startswith(PREFIX)]
         return identity_of(self.index, [source for entry in ours for source in entry.sources])
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that one rebuild reads."""
+        ours = [entry for entry in self.key_map.entries if is_projection(entry.target)]
+        return sum(self.index.tensors[source].num_bytes for entry in ours for source in entry.sources)
+
     def open(self, network: ModulationNetwork, device: torch.device) -> FileStore:
         """A store of one group per layer; names are those inside the layer's projection."""
         held = {name: tuple(value.shape) for name, value in network.state_dict().items()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from h3serve.core.cost import GIB, step_bytes, text_bytes
 from h3serve.core.errors import CapacityError, RequestError
@@ -132,6 +133,16 @@ def work_of(plan: Plan, *, tile_bytes: tuple[int, int], value_bytes: int = 2) ->
     )
 
 
+def check_fits(choice: Choice, work: Work) -> None:
+    """CapacityError if a request's work does not fit beside the weights as they have been placed."""
+    for stage, users in STAGES.items():
+        peak = _peak(stage, users, choice.modes, choice.sizes, work, choice.in_files)
+        if stage == "denoise":
+            peak += choice.resident_blocks * choice.sizes["transformer"].block
+        if peak > choice.budget:
+            _refuse(stage, peak, choice.budget, choice.machine, "")
+
+
 def choose(residency: str, sizes: Mapping[str, Size], work: Work, machine: Machine) -> Choice:
     """The quickest placement that fits.
 
@@ -147,9 +158,13 @@ def choose(residency: str, sizes: Mapping[str, Size], work: Work, machine: Machi
     nearest = min(choices, key=lambda choice: choice.peak)
     stage = max(nearest.peaks, key=lambda name: nearest.peaks[name])
     frugal = "" if residency in ("auto", "stream") else "; --residency stream needs least"
+    _refuse(stage, nearest.peak, budget, machine, frugal)
+
+
+def _refuse(stage: str, peak: int, budget: int, machine: Machine, advice: str) -> NoReturn:
     raise CapacityError(
-        f"{stage} needs {gib(nearest.peak)} on the device, {gib(max(0, budget))} are usable "
-        f"({gib(machine.device_free)} free, less a margin){frugal}; a shorter or smaller clip needs less"
+        f"{stage} needs {gib(peak)} on the device, {gib(max(0, budget))} are usable "
+        f"({gib(machine.device_free)} free, less a margin){advice}; a shorter or smaller clip needs less"
     )
 
 

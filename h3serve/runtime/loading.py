@@ -1,0 +1,160 @@
+"""Loads a network straight to where its placement wants it, and builds the AdaLN tiers beside a transformer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from h3serve.core.cost import GIB
+from h3serve.core.errors import CapacityError
+from h3serve.core.tasks import Partition
+from h3serve.models.denoiser import Denoiser, key_map
+from h3serve.models.text_encoder import TextEncoder
+from h3serve.runtime.adaln import AdaLN
+from h3serve.runtime.identity import maker_of
+from h3serve.runtime.keys import TableShape
+from h3serve.runtime.machine import host_memory
+from h3serve.runtime.pages import PageCache, page_count
+from h3serve.runtime.placement import Mode, Placement, Resident, Streaming, from_files, from_host
+from h3serve.runtime.rebuild import Projections, is_projection
+from h3serve.runtime.sidecar import Origin, SidecarFolder
+from h3serve.runtime.slab import Slab
+from h3serve.weights.canary import report
+from h3serve.weights.components import RECIPES, build_on_meta, load_component
+from h3serve.weights.index import read_index
+from h3serve.weights.inspect import inspect_component
+from h3serve.weights.layout import ModelFolder
+from h3serve.weights.load import nothing
+
+log = logging.getLogger(__name__)
+
+SLOTS = 100  # of a slab to begin with: the default schedule has 99 timesteps
+SLAB_BYTES = 4 * GIB  # the most that a slab grows to
+PAGE_BYTES = 8_000_000_000  # host pages of one rank
+SIDECAR_BYTES = 32 * GIB  # tables of one model on disk
+SMALL = GIB  # projections that are read sooner than their tables would be
+
+
+@dataclass(frozen=True)
+class How:
+    """Where one network's weights live, and where their host side is."""
+
+    mode: Mode = "resident"
+    in_files: bool = False
+    resident_blocks: int = 0
+
+
+def place(
+    folder: ModelFolder,
+    name: str,
+    partition: Partition,
+    how: How,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    float8: bool = False,
+) -> Placement[nn.Module]:
+    """A component under its placement; of the transformer, all but the blocks' AdaLN projections.
+
+    CheckpointError as in `load_component`; CapacityError if the host cannot hold what it should.
+    8-bit weights are made while loading, so they are never left in their files.
+    """
+    skip = is_projection if name == "transformer" else nothing
+    load = {"dtype": dtype, "float8": float8, "skip": skip}
+    if how.mode == "resident":
+        return Resident(load_component(folder, name, partition, device=device, **load))  # type: ignore[arg-type]
+    stream = Streaming(resident_blocks=how.resident_blocks, cyclic=True) if how.mode == "stream" else None
+    if stream and name != "transformer":
+        stream = Streaming()
+    if how.in_files and not float8:
+        return _in_files(folder, name, partition, device=device, dtype=dtype, skip=skip, stream=stream)
+    check_host(folder, name, partition, skip)
+    module = load_component(folder, name, partition, device="cpu", **load)  # type: ignore[arg-type]
+    return from_host(module, name, device=device, stream=stream)
+
+
+def check_host(folder: ModelFolder, name: str, partition: Partition, skip: Callable[[str], bool]) -> None:
+    """CapacityError, before a byte is read, if the host's free memory cannot take the component."""
+    recipe, component = RECIPES[name], folder.component(name, partition)
+    index = read_index(component.weights)
+    entries = recipe.key_map(recipe.read_config(component.config), folder.layout).entries
+    wanted = [source for entry in entries if not skip(entry.target) for source in entry.sources]
+    needed, (_, free) = sum(index.tensors[source].num_bytes for source in wanted), host_memory()
+    if needed > free:
+        raise CapacityError(
+            f"{name} needs {needed / GIB:.1f} GiB of host memory, {free / GIB:.1f} GiB are free: "
+            "free some, or let the weights stay in their files"
+        )
+
+
+def build_tiers(
+    denoiser: Denoiser,
+    folder: ModelFolder,
+    partition: Partition,
+    *,
+    device: torch.device,
+    cache: Path,
+    agree: Callable[[int], int] = lambda count: count,
+    writes: bool = True,
+) -> AdaLN:
+    """The AdaLN tiers of a denoiser that was loaded without its projections.
+
+    `agree` is the minimum over ranks. Sidecars go under `cache`; a small model has none, its
+    projections are read sooner than their tables would be.
+    """
+    shape, dtype = TableShape.of(denoiser.config), denoiser.transformer.compute_dtype
+    index = read_index(folder.component("transformer", partition).weights)
+    projections = Projections(index, key_map(denoiser.config, folder.layout), dtype)
+    page = shape.values * dtype.itemsize
+    count = page_count(shape, dtype, limit_bytes=PAGE_BYTES, free_bytes=host_memory()[1], agree=agree)
+    return AdaLN(
+        denoiser.modulation,
+        projections,
+        slab=Slab(shape, SLOTS, limit=SLAB_BYTES // page, device=device, dtype=dtype),
+        pages=PageCache(shape, count, device=device, dtype=dtype),
+        sidecars=open_sidecars(projections, partition, shape, device=device, cache=cache),
+        writes=writes,
+    )
+
+
+def open_sidecars(
+    projections: Projections, partition: Partition, shape: TableShape, *, device: torch.device, cache: Path
+) -> SidecarFolder | None:
+    """The folder of these projections' tables; None where they are not worth a file."""
+    if projections.num_bytes < SMALL:
+        return None
+    identity = projections.identity()
+    origin = Origin(partition, identity, maker_of(device), shape, projections.dtype)
+    return SidecarFolder(cache / "adaln" / f"{partition}-{identity[:12]}", origin, limit_bytes=SIDECAR_BYTES)
+
+
+def _in_files(
+    folder: ModelFolder,
+    name: str,
+    partition: Partition,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    skip: Callable[[str], bool],
+    stream: Streaming | None,
+) -> Placement[nn.Module]:
+    recipe, component = RECIPES[name], folder.component(name, partition)
+    report(component.weights, inspect_component(folder, name, partition).findings)
+    config = recipe.read_config(component.config)
+    module = build_on_meta(recipe, config)
+    if isinstance(module, TextEncoder):
+        module.reset_buffers(device)
+    return from_files(
+        module,
+        name,
+        read_index(component.weights),
+        [entry for entry in recipe.key_map(config, folder.layout).entries if not skip(entry.target)],
+        dtype_of=lambda target: recipe.dtype_of(target, dtype),
+        device=device,
+        stream=stream,
+    )

@@ -1,0 +1,74 @@
+"""Sizes of a checkpoint's networks in bytes, from their configs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from h3serve.core.cost import ModelSize
+from h3serve.core.tasks import Partition
+from h3serve.models.float8 import FLOAT8
+from h3serve.models.float8_linear import use_float8
+from h3serve.models.transformer_config import TransformerConfig
+from h3serve.models.video_vae_config import VideoVAEConfig
+from h3serve.models.video_vae_memory import decode_tile_bytes, encode_tile_bytes
+from h3serve.runtime.placement import blocks_of, split
+from h3serve.runtime.rebuild import is_projection
+from h3serve.runtime.residency import Size
+from h3serve.weights.components import RECIPES, build_on_meta
+from h3serve.weights.layout import ModelFolder
+
+
+def sizes_of(
+    folder: ModelFolder, partitions: Sequence[Partition], dtype: torch.dtype, *, float8: bool = False
+) -> dict[str, Size]:
+    """Every network as it will be held: of the transformer, all but the blocks' AdaLN projections."""
+    return {
+        name: _size(name, config_of(folder, name, partitions[0]), dtype, len(partitions), float8=float8)
+        for name in RECIPES
+    }
+
+
+def config_of(folder: ModelFolder, name: str, partition: Partition) -> Any:
+    """A component's config, read."""
+    return RECIPES[name].read_config(folder.component(name, partition).config)
+
+
+def model_size(transformer: TransformerConfig, text_encoder: Any, sizes: dict[str, Size], value_bytes: int) -> ModelSize:
+    """The sizes that a plan's arithmetic needs."""
+    text = text_encoder.values["text_config"]
+    projection = 18 * transformer.hidden_size * (transformer.time_embed_dim + 1)
+    return ModelSize(
+        hidden=transformer.hidden_size,
+        inner=transformer.inner_dim,
+        ffn=transformer.ffn_dim,
+        layers=transformer.num_layers,
+        core_params=sizes["transformer"].total // value_bytes,
+        adaln_params=transformer.num_layers * projection,
+        encoder_params=sizes["text_encoder"].total // value_bytes,
+        encoder_hidden=text["hidden_size"],
+        encoder_ffn=text["intermediate_size"],
+        vae_params=(sizes["video_vae"].total + sizes["audio_vae"].total) // 4,
+    )
+
+
+def tile_bytes(config: VideoVAEConfig) -> tuple[int, int]:
+    """Bytes of one encoded and one decoded tile of the video VAE."""
+    return encode_tile_bytes(config), decode_tile_bytes(config)
+
+
+def _size(name: str, config: Any, dtype: torch.dtype, partitions: int, *, float8: bool) -> Size:
+    recipe = RECIPES[name]
+    module = build_on_meta(recipe, config)
+    if float8:
+        use_float8(module, recipe.float8_linears, dtype)
+    held = {
+        key: value.numel() * (value.dtype if value.dtype == FLOAT8 else recipe.dtype_of(key, dtype)).itemsize
+        for key, value in module.state_dict().items()
+        if not (name == "transformer" and is_projection(key))
+    }
+    blocks = len(blocks_of(module, name))
+    rest, *groups = (sum(group.values()) for group in split(held, name, blocks))
+    return Size(rest, max(groups, default=0), blocks, partitions if name == "transformer" else 1)
