@@ -12,8 +12,8 @@ from torch import Tensor
 
 from h3serve.core.geometry import reference_frames
 from h3serve.core.segments import Segment
-from h3serve.models.audio_vae import AudioVAE
-from h3serve.models.video_vae import VideoVAE, normalize_pixels
+from h3serve.pipeline.encoders import encode_frames, encode_wave
+from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.kept import Kept
 from h3serve.pipeline.noise import Noise
 from h3serve.pipeline.rows import video_to_rows
@@ -41,11 +41,10 @@ class ConditionRows:
 
 def encode_conditions(
     prepared: Sequence[PreparedCondition],
-    vaes: tuple[VideoVAE, AudioVAE],
+    engine: Engine,
     noise: Noise,
     *,
     levels: tuple[float, float],
-    device: torch.device,
     kept: Kept,
     between: Callable[[], None] = lambda: None,
 ) -> ConditionRows:
@@ -54,18 +53,18 @@ def encode_conditions(
     `levels` are those of visual and of sound conditions; `between` is called before each encode and
     may raise Cancelled.
     """
-    video_vae, audio_vae = vaes
+    device = engine.device
     video, audio = [torch.zeros(0, 96, device=device)], [torch.zeros(0, 32, device=device)]
     for item in prepared:
         between()
         if item.wave is not None:
-            rows = audio_vae.encode(torch.from_numpy(item.wave).to(device))
+            rows = encode_wave(engine, item.wave)
             number = len(audio) - 1
             kept.put("conditions", **{f"condition_audio{number}": rows})
             audio.append(mix(rows, noise.sounds[number].to(device), levels[1]))
         if item.frames is not None:
             number = len(video) - 1
-            latents = _encode_visual(item.frames, video_vae, noise.posterior[number], number, device, kept)
+            latents = _encode_visual(item.frames, engine, noise.posterior[number], number, kept)
             video.append(mix(video_to_rows(latents), video_to_rows(noise.conditions[number].to(device)), levels[0]))
     all_rows = ConditionRows(torch.cat(video), torch.cat(audio))
     if len(all_rows.video):
@@ -81,13 +80,10 @@ def mix(clean: Tensor, noise: Tensor, level: float) -> Tensor:
     return float(weight) * clean + float(1 - weight) * noise
 
 
-def _encode_visual(
-    frames: NDArray[np.uint8], vae: VideoVAE, noise: Tensor, number: int, device: torch.device, kept: Kept
-) -> Tensor:
+def _encode_visual(frames: NDArray[np.uint8], engine: Engine, noise: Tensor, number: int, kept: Kept) -> Tensor:
     used = frames if len(frames) == 1 else frames[: reference_frames(len(frames))]
-    pixels = torch.from_numpy(used if used.flags.writeable else used.copy())  # torch shares memory it may write
-    moments = vae.encode(normalize_pixels(pixels.to(device)))
-    latents = vae.sample(moments, noise.to(device))
+    moments = encode_frames(engine, used)
+    latents = engine.video_vae.sample(moments, noise.to(engine.device))
     mean, logvar = moments
     kept.put("conditions", **{f"posterior_mean{number}": mean, f"posterior_logvar{number}": logvar})
     kept.put("conditions", **{f"condition_latents{number}": latents})

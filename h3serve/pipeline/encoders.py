@@ -2,61 +2,46 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from h3serve.models.audio_vae import AudioVAE
-from h3serve.models.text_encoder import EncoderInput, TextEncoder
-from h3serve.models.video_vae import Moments, VideoVAE, normalize_pixels
-from h3serve.runtime.encodings import EncodingCache, digest_of
-
-
-class Networks(Protocol):
-    """The part of an engine that encoding needs."""
-
-    text_encoder: TextEncoder
-    video_vae: VideoVAE
-    audio_vae: AudioVAE
-    device: torch.device
-    encodings: EncodingCache
-
-    def on_device(self, network: nn.Module) -> AbstractContextManager[Any]: ...
+from h3serve.models.text_encoder import EncoderInput
+from h3serve.models.video_vae import Moments, normalize_pixels
+from h3serve.pipeline.engine import Engine
+from h3serve.runtime.encodings import digest_of
 
 
-def encode_text(networks: Networks, inputs: EncoderInput) -> Tensor:
+def encode_text(engine: Engine, inputs: EncoderInput) -> Tensor:
     """Token states [L, width] on the device."""
 
     def make() -> dict[str, Tensor]:
-        with networks.on_device(networks.text_encoder):
-            return {"states": networks.text_encoder.encode(inputs).cpu()}
+        with engine.on_device(engine.text_encoder):
+            return {"states": engine.text_encoder.encode(inputs).cpu()}
 
     name = digest_of("text", *vars(inputs).values())
-    return networks.encodings.get(name, make)["states"].to(networks.device)
+    return engine.encodings.get(name, make)["states"].to(engine.device)
 
 
-def encode_frames(networks: Networks, frames: NDArray[np.uint8]) -> Moments:
+def encode_frames(engine: Engine, frames: NDArray[np.uint8]) -> Moments:
     """Moments of uint8 [F, H, W, 3], on the device."""
 
     def make() -> dict[str, Tensor]:
-        with networks.on_device(networks.video_vae):
-            pixels = torch.from_numpy(frames).to(networks.device)
-            mean, logvar = networks.video_vae.encode(normalize_pixels(pixels))
+        with engine.on_device(engine.video_vae):
+            pixels = torch.from_numpy(frames if frames.flags.writeable else frames.copy())  # torch shares memory
+            mean, logvar = engine.video_vae.encode(normalize_pixels(pixels.to(engine.device)))
             return {"mean": mean.cpu(), "logvar": logvar.cpu()}
 
-    held = networks.encodings.get(digest_of("frames", frames), make)
-    return Moments(held["mean"].to(networks.device), held["logvar"].to(networks.device))
+    held = engine.encodings.get(digest_of("frames", frames), make)
+    return Moments(held["mean"].to(engine.device), held["logvar"].to(engine.device))
 
 
-def encode_wave(networks: Networks, wave: NDArray[np.float32]) -> Tensor:
+def encode_wave(engine: Engine, wave: NDArray[np.float32]) -> Tensor:
     """Rows of float32 [2, n] at 32 kHz, on the device."""
 
     def make() -> dict[str, Tensor]:
-        with networks.on_device(networks.audio_vae):
-            return {"rows": networks.audio_vae.encode(torch.from_numpy(wave).to(networks.device)).cpu()}
+        with engine.on_device(engine.audio_vae):
+            return {"rows": engine.audio_vae.encode(torch.from_numpy(wave).to(engine.device)).cpu()}
 
-    return networks.encodings.get(digest_of("wave", wave), make)["rows"].to(networks.device)
+    return engine.encodings.get(digest_of("wave", wave), make)["rows"].to(engine.device)

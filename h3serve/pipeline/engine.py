@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from h3serve.core.errors import RequestError
 from h3serve.core.geometry import SizeRules
+from h3serve.core.plan import Plan
 from h3serve.core.request import GenerationRequest
 from h3serve.core.settings import EngineSettings
 from h3serve.core.tasks import PARTITION_OF, Partition, Quality, Task
@@ -19,13 +23,21 @@ from h3serve.models.text_encoder import TextEncoder
 from h3serve.models.tiers import TIERS, use_tier
 from h3serve.models.tokenizer import Tokenizer
 from h3serve.models.video_vae import VideoVAE, to_compute_dtype
-from h3serve.weights.components import load_component
+from h3serve.pipeline.schedule import default_times
+from h3serve.runtime.adaln import AdaLN
+from h3serve.runtime.encodings import EncodingCache
+from h3serve.runtime.loading import How, build_tiers, place
+from h3serve.runtime.meters import PeakMeter
+from h3serve.runtime.placement import Placement
+from h3serve.runtime.residency import Choice, check_fits, work_of
+from h3serve.runtime.scheduled import Direct, ModulationSource
+from h3serve.runtime.sizes import choose_for, tile_bytes
 from h3serve.weights.layout import ModelFolder
 from h3serve.weights.locate import locate
 from h3serve.weights.size_rules import read_size_rules
 from h3serve.weights.tokenizer import check_processor_files, load_tokenizer
 
-RESIDENCIES = ("auto", "resident")
+DEFAULT_CACHE = Path.home() / ".cache" / "h3serve"
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,11 @@ class Engine:
     device: torch.device
     quality: Quality
     rules: SizeRules
+    placements: Mapping[nn.Module, Placement[nn.Module]] = field(default_factory=dict)  # of networks not always there
+    modulations: Mapping[Partition, ModulationSource] = field(default_factory=dict)  # others: straight from the network
+    encodings: EncodingCache = field(default_factory=EncodingCache)
+    choice: Choice | None = None  # why the networks are placed as they are
+    peaks: PeakMeter = field(default_factory=lambda: PeakMeter(torch.device("cpu")))
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -55,6 +72,34 @@ class Engine:
             raise RequestError("task", request.task, allowed)
         if request.quality not in (None, self.quality):
             raise RequestError("quality", request.quality, f"this engine runs at {self.quality}")
+
+    def check_plan(self, plan: Plan) -> None:
+        """CapacityError, with the numbers, for a request that cannot fit on this engine's GPU."""
+        if self.choice is not None and self.device.type == "cuda":
+            check_fits(self.choice, work_of(plan, tile_bytes=tile_bytes(self.video_vae.config)))
+
+    def on_device(self, network: nn.Module) -> AbstractContextManager[object]:
+        """Inside the `with` block the network's weights are on the device."""
+        return self.placements.get(network, nullcontext())
+
+    def modulation(self, task: Task) -> ModulationSource:
+        """Where the task's transformer gets its modulation from."""
+        partition = PARTITION_OF[task]
+        return self.modulations.get(partition) or Direct(self.denoisers[partition].modulation)
+
+    def stats(self, task: Task) -> dict[str, Any]:
+        """Counters since the start: the modulation tiers of the task's transformer, and encodings."""
+        source, encodings = self.modulations.get(PARTITION_OF[task]), self.encodings
+        counts = {name: getattr(encodings, name) for name in ("hits", "misses", "evictions", "num_bytes")}
+        return {"encodings": counts, **({"modulation": source.stats()} if isinstance(source, AdaLN) else {})}
+
+    def prepare(self) -> None:
+        """Has the modulation of the default schedules ready, so that the first request does not wait for it."""
+        for partition, denoiser in self.denoisers.items():
+            source, times = self.modulations.get(partition), default_times(partition, self.sigma_shifts[partition])
+            if source is not None:
+                with self.on_device(denoiser), source.schedule(times):
+                    pass
 
     def denoiser(self, task: Task) -> Denoiser:
         """The denoiser whose weights are for `task`."""
@@ -77,23 +122,39 @@ def load_engine(settings: EngineSettings) -> Engine:
     folders = {p: locate(settings.model, p, revision=settings.revision) for p in partitions}
     shared = partitions[0]  # the partitions' other components are the same files
 
+    choice = choose_for(settings.residency, folders, device=device, dtype=dtype)
+    cache = Path(settings.cache).expanduser() if settings.cache else DEFAULT_CACHE
+    peaks = PeakMeter(device)
+    placements: dict[nn.Module, Placement[nn.Module]] = {}
+
     def load(name: str, partition: Partition = shared) -> nn.Module:
-        return load_component(folders[partition], name, partition, device=device, dtype=dtype)
+        how = How(choice.modes[name], choice.in_files, choice.resident_blocks)
+        held = torch.bfloat16 if name == "video_vae" and device.type == "cuda" else dtype
+        placement = place(folders[partition], name, partition, how, device=device, dtype=held)
+        placements[placement.module] = placement
+        return placement.module
 
     text_encoder, video_vae, audio_vae = load("text_encoder"), load("video_vae"), load("audio_vae")
     assert isinstance(text_encoder, TextEncoder)
     assert isinstance(video_vae, VideoVAE) and isinstance(audio_vae, AudioVAE)
     check_processor_files(folders[shared].component("processor", shared).folder)
+    denoisers = {p: _denoiser(load("transformer", p), settings.quality, device) for p in partitions}
+    tiers = {p: build_tiers(denoisers[p], folders[p], p, device=device, cache=cache) for p in partitions}
+    peaks.load_done()
     return Engine(
         tokenizer=load_tokenizer(folders[shared].component("tokenizer", shared).folder, text_encoder.config),
         text_encoder=text_encoder,
-        video_vae=for_device(video_vae, device),
+        video_vae=video_vae,
         audio_vae=audio_vae,
-        denoisers={p: _denoiser(load("transformer", p), settings.quality, device) for p in partitions},
+        denoisers=denoisers,
         sigma_shifts={p: _shifts(folders[p], p) for p in partitions},
         device=device,
         quality=settings.quality,
         rules=read_size_rules(folders[shared].partition(shared).folder),
+        placements=placements,
+        modulations=tiers,
+        choice=choice,
+        peaks=peaks,
     )
 
 
@@ -145,5 +206,3 @@ def _check_settings(settings: EngineSettings) -> None:
         raise RequestError("partition", settings.partition, "fl2va, ref2va or both")
     if settings.quality not in TIERS:
         raise RequestError("quality", settings.quality, f"this build has {' and '.join(TIERS)}")
-    if settings.residency not in RESIDENCIES:
-        raise RequestError("residency", settings.residency, f"this build has {' and '.join(RESIDENCIES)}")

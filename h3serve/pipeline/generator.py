@@ -15,6 +15,7 @@ from h3serve.media.files import check_output
 from h3serve.pipeline import generate as steps
 from h3serve.pipeline.conditions import PreparedCondition, encode_conditions
 from h3serve.pipeline.denoise import denoise
+from h3serve.pipeline.encoders import encode_text
 from h3serve.pipeline.engine import Engine, load_engine
 from h3serve.pipeline.ingest import Ingest
 from h3serve.pipeline.kept import Kept
@@ -63,9 +64,10 @@ class Generator:
         if output is not None:
             check_output(output)
         self.engine.check_request(wanted)
-        meter = Meter(self.engine.device, on_progress)
+        meter = Meter(self.engine.peaks, on_progress)
         with meter.stage("read media"):
             plan, prepared = self.ingest.read(wanted, meter.pulse)
+            self.engine.check_plan(plan)
         return self.run(wanted, plan, prepared, meter=meter, noise=noise or {}, kept=kept, output=output)
 
     @torch.inference_mode()
@@ -87,7 +89,7 @@ class Generator:
         steps.keep_noise(drawn, kept)
         with meter.stage("encode text"):
             shown = steps.present_request(request, prepared, engine.tokenizer, kept)
-            text_states = engine.text_encoder.encode(shown.inputs)
+            text_states = encode_text(engine, shown.inputs)
             kept.put("text", text_states=text_states)
         with meter.stage("encode conditions"):
             conditions = self._encode(request, prepared, drawn, meter, kept)
@@ -95,18 +97,23 @@ class Generator:
         steps.keep_layout(layout, conditions, kept)
         schedules = steps.make_schedules(request, engine.shifts(request.task), kept)
         denoiser = engine.denoiser(request.task)
-        with meter.stage("denoise"):
+        with meter.stage("denoise"), engine.on_device(denoiser):
             static = prepare_static(denoiser.transformer, text_states.to(engine.device), layout)
             times = all_step_times(schedules, layout, _levels(request))
             kept.put("schedule", row_timesteps=[t.values[t.slots[layout.kinds]] for t in times])
-            predict = make_predict(denoiser.transformer, denoiser.modulation, static, conditions, layout, times, kept)
             start = video_to_rows(drawn.video.to(engine.device)), drawn.audio.to(engine.device)
-            latents = steps.to_latents(denoise(predict, start, schedules, meter.step), plan, kept)
-        with meter.stage("decode audio"):
+            with engine.modulation(request.task).schedule([t.values for t in times]) as scheduled:
+                predict = make_predict(denoiser.transformer, scheduled, static, conditions, layout, times, kept)
+                latents = steps.to_latents(denoise(predict, start, schedules, meter.step), plan, kept)
+        with meter.stage("decode audio"), engine.on_device(engine.audio_vae):
             audio = steps.decode_audio(engine.audio_vae, latents)
-        with meter.stage("decode video"), steps.chunk_sink(output, plan, audio) as on_chunk:
+        with (
+            meter.stage("decode video"),
+            engine.on_device(engine.video_vae),
+            steps.chunk_sink(output, plan, audio) as on_chunk,
+        ):
             video = steps.decode_video(engine.video_vae, latents, plan, meter, on_chunk)
-        stats = {**meter.stats(), "plan": plan.describe(), "text_tokens": len(shown.tags)}
+        stats = {**meter.stats(), **engine.stats(request.task), "plan": plan.describe(), "text_tokens": len(shown.tags)}
         result = GenerationResult(plan, video, audio, stats, kept.arrays)
         if output is not None and not steps.is_mp4(output):
             result.save(output)
@@ -118,10 +125,9 @@ class Generator:
         engine = self.engine
         return encode_conditions(
             prepared,
-            (engine.video_vae, engine.audio_vae),
+            engine,
             drawn,
             levels=_levels(request),
-            device=engine.device,
             kept=kept,
             between=meter.pulse,
         )

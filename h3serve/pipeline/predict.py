@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from h3serve.models.modulation import Modulation
 from h3serve.models.transformer import StaticInputs, Transformer
 from h3serve.pipeline.conditions import ConditionRows
 from h3serve.pipeline.denoise import Predict
 from h3serve.pipeline.kept import Kept
 from h3serve.pipeline.packing import PackedLayout
 from h3serve.pipeline.schedule import Schedule, StepTimes, step_times
-
-# Distinct timesteps of a step -> its modulation tables; where they come from is the tier's affair.
-Modulate = Callable[[Tensor], Modulation]
+from h3serve.runtime.scheduled import Scheduled
 
 
 def prepare_static(transformer: Transformer, text_states: Tensor, layout: PackedLayout) -> StaticInputs:
@@ -45,26 +40,29 @@ def all_step_times(
 
 def make_predict(
     transformer: Transformer,
-    modulate: Modulate,
+    scheduled: Scheduled,
     static: StaticInputs,
     conditions: ConditionRows,
     layout: PackedLayout,
     times: list[StepTimes],
     kept: Kept,
 ) -> Predict:
-    """Binds all that is fixed. Every index is on the device before the loop: no evaluation waits for the host."""
+    """Binds all that is fixed. Every index is on the device before the loop: no evaluation waits for the host.
+
+    `scheduled` holds the modulation of `times`.
+    """
     device = conditions.video.device
     kinds = torch.from_numpy(layout.kinds).to(device)
-    slots = torch.from_numpy(np.stack([t.slots for t in times])).to(device)
-    values = [torch.from_numpy(t.values).to(device) for t in times]
+    slots = [held[t.slots] for held, t in zip(scheduled.slots, times, strict=True)]
+    slots_by_step = torch.from_numpy(np.stack(slots)).to(device)
 
     def predict(video: Tensor, audio: Tensor, step: int) -> tuple[Tensor, Tensor]:
         velocities: tuple[Tensor, Tensor] = transformer(
             torch.cat([conditions.video, video]),
             torch.cat([conditions.audio, audio]),
             static=static,
-            modulation=modulate(values[step]),
-            timestep_index=slots[step][kinds],
+            modulation=scheduled.modulation,
+            timestep_index=slots_by_step[step][kinds],
         )
         kept.put_step(step_video_rows=video, step_audio_rows=audio)
         kept.put_step(step_video_velocity=velocities[0], step_audio_velocity=velocities[1])

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from h3serve.runtime.meters import PeakMeter
+
 STAGES = ("read media", "encode text", "encode conditions", "denoise", "decode audio", "decode video")
 
 
@@ -33,7 +35,7 @@ OnProgress = Callable[[Progress], None]  # may raise Cancelled to stop the gener
 class Meter:
     """Seconds and peak device bytes per stage of one generation, and its progress reports."""
 
-    device: torch.device
+    peaks: PeakMeter  # the engine's
     on_progress: OnProgress | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: dict[str, int] = field(default_factory=dict)
@@ -44,11 +46,12 @@ class Meter:
     def stage(self, name: str) -> Iterator[None]:
         """Times a stage to the end of its device work; reports its start."""
         self.report(Progress(name))
-        self._began = self._now(reset_peak=True)
+        self._began = self._now()
+        self.peaks.mark()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - self._began
-        if self.device.type == "cuda":
-            self.peak_bytes[name] = torch.cuda.max_memory_allocated(self.device)
+        if self.peaks.device.type == "cuda":
+            self.peak_bytes[name] = self.peaks.mark()
 
     def step(self, done: int, steps: int) -> None:
         """Reports `done` of `steps` evaluations of the running denoise stage."""
@@ -79,11 +82,11 @@ class Meter:
             "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
             "total_seconds": round(sum(self.seconds.values()), 4),
             "peak_bytes": dict(self.peak_bytes),
+            "load_peak_bytes": self.peaks.load_peak,
+            "runtime_peak_bytes": self.peaks.replica_peak(),
         }
 
-    def _now(self, *, reset_peak: bool = False) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            if reset_peak:
-                torch.cuda.reset_peak_memory_stats(self.device)
+    def _now(self) -> float:
+        if self.peaks.device.type == "cuda":
+            torch.cuda.synchronize(self.peaks.device)
         return time.perf_counter()

@@ -13,6 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from h3serve.core.tasks import DEFAULT_AUDIO_CONDITION_LEVEL, DEFAULT_STEPS, DEFAULT_VISUAL_CONDITION_LEVEL, Partition
+from h3serve.pipeline.packing import FOLLOWS_AUDIO, FOLLOWS_VIDEO, VISUAL_CONDITION
+
 
 def sigma_grid(steps: int, shift: float) -> Tensor:
     """float32 [steps+1], from 1 to exactly 0; `steps` counts model evaluations."""
@@ -60,3 +63,14 @@ def step_times(
     slots = np.zeros(4, np.int64)
     slots[kinds_present] = np.searchsorted(values, by_kind[kinds_present])
     return StepTimes(values, slots)
+
+
+def default_times(partition: Partition, shifts: tuple[float, float]) -> list[NDArray[np.float32]]:
+    """Distinct timesteps of every step of a request that leaves steps, shifts and noise levels at their defaults.
+
+    fl2va weights: without keyframes; ref2va weights: with a silent visual reference.
+    """
+    video, audio = (Schedule(sigma_grid(DEFAULT_STEPS, shift)).timesteps.tolist() for shift in shifts)
+    levels = DEFAULT_VISUAL_CONDITION_LEVEL, DEFAULT_AUDIO_CONDITION_LEVEL
+    kinds = np.array([FOLLOWS_VIDEO, FOLLOWS_AUDIO, *([VISUAL_CONDITION] if partition == "ref2va" else [])])
+    return [step_times(v, a, kinds, *levels).values for v, a in zip(video, audio, strict=True)]

@@ -18,6 +18,7 @@ from h3serve.models.tiers import use_tier
 from h3serve.models.tokenizer import VISION_TOKENS, Tokenizer
 from h3serve.models.video_vae import VideoVAE
 from h3serve.pipeline.engine import Engine, for_device
+from h3serve.runtime.meters import PeakMeter
 from h3serve.weights.demo_tokenizer import build_tokenizer, write_tokenizer
 from h3serve.weights.released import RELEASED
 from h3serve.weights.synthetic import synthetic_component
@@ -60,4 +61,5 @@ def synthetic_engine(
         device=device,
         quality=quality,
         rules=RELEASED_SIZES,
+        peaks=PeakMeter(device),
     )

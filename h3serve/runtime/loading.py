@@ -22,6 +22,7 @@ from h3serve.runtime.machine import host_memory
 from h3serve.runtime.pages import PageCache, page_count
 from h3serve.runtime.placement import Mode, Placement, Resident, Streaming, from_files, from_host
 from h3serve.runtime.rebuild import Projections, is_projection
+from h3serve.runtime.residency import SLAB_BYTES
 from h3serve.runtime.sidecar import Origin, SidecarFolder
 from h3serve.runtime.slab import Slab
 from h3serve.weights.canary import report
@@ -34,7 +35,6 @@ from h3serve.weights.load import nothing
 log = logging.getLogger(__name__)
 
 SLOTS = 100  # of a slab to begin with: the default schedule has 99 timesteps
-SLAB_BYTES = 4 * GIB  # the most that a slab grows to
 PAGE_BYTES = 8_000_000_000  # host pages of one rank
 SIDECAR_BYTES = 32 * GIB  # tables of one model on disk
 SMALL = GIB  # projections that are read sooner than their tables would be

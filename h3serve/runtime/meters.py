@@ -20,7 +20,7 @@ class PeakMeter:
 
     def __init__(self, device: torch.device, largest: Callable[[int], int] | None = None) -> None:
         """`largest` returns the maximum over ranks; every rank has to call it."""
-        self._device, self._largest = device, largest
+        self.device, self._largest = device, largest
         self._load_peak: int | None = None
         self._peak = 0
         self._counts = device.type == "cuda"
@@ -46,9 +46,9 @@ class PeakMeter:
         """Peak since the last mark, and begin anew."""
         if not self._counts:
             return 0
-        peak = torch.cuda.max_memory_allocated(self._device)
+        peak = torch.cuda.max_memory_allocated(self.device)
         self._peak = max(self._peak, peak)
-        torch.cuda.reset_peak_memory_stats(self._device)
+        torch.cuda.reset_peak_memory_stats(self.device)
         return peak
 
     def replica_peak(self) -> int:
@@ -60,4 +60,4 @@ class PeakMeter:
     def _peak_so_far(self) -> int:
         if not self._counts:
             return 0
-        return max(self._peak, torch.cuda.max_memory_allocated(self._device))
+        return max(self._peak, torch.cuda.max_memory_allocated(self.device))

@@ -19,6 +19,7 @@ RESIDENCIES = ("auto", "resident", "offload", "stream")
 MARGIN = 0.02  # of the device: what allocators round up
 MARGIN_BYTES = 3 * GIB // 4  # CUDA context and library workspaces
 HOST_SHARE = 0.8  # of the free host memory that weights may take
+SLAB_BYTES = 4 * GIB  # the most that the modulation of one request may take on the device
 DEPTH = 1  # blocks sent for ahead
 
 VAES = ("video_vae", "audio_vae")
@@ -135,6 +136,10 @@ def work_of(plan: Plan, *, tile_bytes: tuple[int, int], value_bytes: int = 2) ->
 
 def check_fits(choice: Choice, work: Work) -> None:
     """CapacityError if a request's work does not fit beside the weights as they have been placed."""
+    if work.slab > SLAB_BYTES:
+        raise CapacityError(
+            f"the modulation of all steps is {gib(work.slab)}, at most {gib(SLAB_BYTES)}: take fewer steps"
+        )
     for stage, users in STAGES.items():
         peak = _peak(stage, users, choice.modes, choice.sizes, work, choice.in_files)
         if stage == "denoise":

@@ -1,24 +1,42 @@
-"""Sizes of a checkpoint's networks in bytes, from their configs alone."""
+"""Sizes of a checkpoint's networks in bytes, from their configs alone, and the placement that follows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from h3serve.core.cost import ModelSize
+from h3serve.core.plan import Plan
+from h3serve.core.request import parse_request
 from h3serve.core.tasks import Partition
 from h3serve.models.float8 import FLOAT8
 from h3serve.models.float8_linear import use_float8
 from h3serve.models.transformer_config import TransformerConfig
 from h3serve.models.video_vae_config import VideoVAEConfig
 from h3serve.models.video_vae_memory import decode_tile_bytes, encode_tile_bytes
+from h3serve.runtime.machine import measure
 from h3serve.runtime.placement import blocks_of, split
 from h3serve.runtime.rebuild import is_projection
-from h3serve.runtime.residency import Size
+from h3serve.runtime.residency import Choice, Size, choose, work_of
 from h3serve.weights.components import RECIPES, build_on_meta
 from h3serve.weights.layout import ModelFolder
+
+DEFAULT_REQUEST = {"task": "t2va", "prompt": "a", "target": {"short_edge": 768, "duration_seconds": 5}}
+
+
+def choose_for(
+    residency: str, folders: Mapping[Partition, ModelFolder], *, device: torch.device, dtype: torch.dtype
+) -> Choice:
+    """The placement that the default request needs of these checkpoints, with what the machine has free now."""
+    first = next(iter(folders))
+    sizes = sizes_of(folders[first], list(folders), dtype)
+    configs = {name: config_of(folders[first], name, first) for name in ("transformer", "text_encoder", "video_vae")}
+    model = model_size(configs["transformer"], configs["text_encoder"], sizes, dtype.itemsize)
+    plan = Plan.resolve(parse_request(DEFAULT_REQUEST), model=model)
+    work = work_of(plan, tile_bytes=tile_bytes(configs["video_vae"]), value_bytes=dtype.itemsize)
+    return choose(residency, sizes, work, measure(device))
 
 
 def sizes_of(
@@ -36,7 +54,9 @@ def config_of(folder: ModelFolder, name: str, partition: Partition) -> Any:
     return RECIPES[name].read_config(folder.component(name, partition).config)
 
 
-def model_size(transformer: TransformerConfig, text_encoder: Any, sizes: dict[str, Size], value_bytes: int) -> ModelSize:
+def model_size(
+    transformer: TransformerConfig, text_encoder: Any, sizes: dict[str, Size], value_bytes: int
+) -> ModelSize:
     """The sizes that a plan's arithmetic needs."""
     text = text_encoder.values["text_config"]
     projection = 18 * transformer.hidden_size * (transformer.time_embed_dim + 1)
