@@ -11,6 +11,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,8 @@ class SidecarFolder:
             sidecar.path.unlink(missing_ok=True)
             self._files.pop(sidecar.path, None)
             return False
-        os.utime(sidecar.path)
+        with suppress(FileNotFoundError):  # another key of it was found damaged meanwhile
+            os.utime(sidecar.path)
         return True
 
     def write(self, keys: Sequence[Key], fill: Callable[[Key, Pages], None]) -> Path:
