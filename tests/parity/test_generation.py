@@ -110,7 +110,7 @@ def run(generator: Generator, prepared: list[PreparedCondition], seed: int = 11)
     plan = replace(plan, canvas=CANVAS, target=segments.target(CANVAS, 124))
     body = {"task": "t2va", "prompt": PROMPT, "target": {"duration_seconds": 5}, "seed": seed}
     request = parse_request({**body, "num_inference_steps": EVALUATIONS}).model_copy(update={"task": task})
-    meter = Meter(torch.device("cpu"))
+    meter = Meter(generator.engine.peaks)
     result = generator.run(request, plan, prepared, meter=meter, noise={}, kept=Kept.of(GROUPS))
     return {**result.kept, "video": result.video / 255, "audio": result.audio}
 

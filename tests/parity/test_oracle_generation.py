@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from h3serve import Generator
 from h3serve.core.geometry import RELEASED_SIZES, SizeRules
@@ -55,7 +54,7 @@ def test_recorded_request(name: str, oracle: Path, generator: Generator) -> None
     if name in OTHER_PIXELS:
         prepared = [_with_frames(p, theirs[f"prepared_ref{i}_frames"]) for i, p in enumerate(prepared)]
     assert plan.canvas == (case["width"], case["height"]) and plan.frames == case["frames"]
-    result = generator.run(request, plan, prepared, meter=Meter(torch.device("cpu")), noise={}, kept=Kept.of(GROUPS))
+    result = generator.run(request, plan, prepared, meter=Meter(generator.engine.peaks), noise={}, kept=Kept.of(GROUPS))
     ours = {**result.kept, "video_uint8": result.video, "audio": result.audio}
     far = {key: _distance(key, theirs, ours[key]) for key in ours if key in theirs.files}
     assert len(far) >= 24
