@@ -112,9 +112,6 @@ class DataFolder:
             if folder.name not in known:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def free_bytes(self) -> int:
-        return shutil.disk_usage(self.root).free
-
 
 def read_result(attempt: Path) -> Json | None:
     """What a whole attempt recorded, or None when the attempt is not whole."""

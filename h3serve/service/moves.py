@@ -33,8 +33,3 @@ LEGAL: dict[State, frozenset[State]] = {
 
 WAITING = frozenset({State.QUEUED, State.IN_PROGRESS})
 FINAL = frozenset(State) - WAITING
-
-
-def is_legal(source: State, target: State) -> bool:
-    """Whether a job may go from `source` to `target`."""
-    return target in LEGAL[source]

@@ -22,6 +22,7 @@ _HEADERS = {
     "Content-Security-Policy": _POLICY,
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "DELETE", "PUT", "PATCH"})  # of the metrics' label
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -58,7 +59,8 @@ class Shield:
             await reply_to(error)(scope, receive, guarded)
         finally:
             route = getattr(scope.get("route"), "path", "none")
-            labels = self.metrics.requests.labels(scope["method"], route, str(status))
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            labels = self.metrics.requests.labels(method, route, str(status))
             labels.observe(time.monotonic() - began)
 
 

@@ -12,14 +12,12 @@ from h3serve.core.geometry import SizeRules
 from h3serve.service.job import Job, Outcome
 from h3serve.service.ledger import Ledger
 from h3serve.service.messages import (
-    Beat,
     Cancel,
     Done,
     Failed,
     Load,
     Loaded,
     LoadFailed,
-    Message,
     Progress,
     Run,
     Stop,
@@ -86,7 +84,10 @@ class Slot(threading.Thread):
         delay = self.rules.restart_s
         while not self.drain.is_set():
             began = time.monotonic()
-            cause = self._one_worker()
+            try:
+                cause = self._one_worker()
+            except OSError as error:  # no process to be had
+                cause = f"no worker could be started: {error.strerror}"
             if cause is None or self.drain.is_set():
                 break
             if time.monotonic() - began > self.rules.restart_max_s:
@@ -197,30 +198,31 @@ class Slot(threading.Thread):
                 watchdog.worker.end()
                 self.ledger.settle(job, Outcome(State.CANCELLED))
                 return False
-            message = watchdog.receive(_LOOK_S)
-            if self._is_about(message, job) and not isinstance(message, Progress):
-                return self._ended(job, message)
+            if (end := self._hear(watchdog, job)) is not None:
+                return self._ended(job, end)
 
-    def _is_about(self, message: Message | None, job: Job) -> bool:
-        """Show progress; a message about another job or attempt is late and means nothing."""
-        if message is None or isinstance(message, Beat):
-            return False
-        name = (getattr(message, "job_id", None), getattr(message, "attempt", None))
-        if name != (job.id, job.attempts):
-            return False
+    def _hear(self, watchdog: Watchdog, job: Job) -> Done | Failed | Stopped | None:
+        """How the job ended, if it did; shows its progress.
+
+        A message about another job or attempt is late and means nothing.
+        """
+        message = watchdog.receive(_LOOK_S)
+        if not isinstance(message, Progress | Done | Failed | Stopped):
+            return None
+        if (message.job_id, message.attempt) != (job.id, job.attempts):
+            return None
         if isinstance(message, Progress):
             step = Snapshot(message.stage, message.step, message.steps, message.seconds_left)
             self.ledger.board.update(job.id, step)
-        return True
+            return None
+        return message
 
-    def _ended(self, job: Job, message: Message | None) -> bool:
-        if isinstance(message, Done):
-            done = Outcome(State.COMPLETED, stats=message.stats, files=message.files)
-            self.ledger.settle(job, done)
-            return True
-        if isinstance(message, Failed):
-            self.ledger.settle(job, Outcome(State.FAILED, message.code, message.message))
-            return not message.leaves
-        assert isinstance(message, Stopped)
-        self.ledger.settle(job, Outcome(State.CANCELLED))
-        return True
+    def _ended(self, job: Job, end: Done | Failed | Stopped) -> bool:
+        """Write the end down; False when the worker leaves."""
+        if isinstance(end, Done):
+            self.ledger.settle(job, Outcome(State.COMPLETED, stats=end.stats, files=end.files))
+        elif isinstance(end, Failed):
+            self.ledger.settle(job, Outcome(State.FAILED, end.code, end.message))
+        else:
+            self.ledger.settle(job, Outcome(State.CANCELLED))
+        return not (isinstance(end, Failed) and end.leaves)

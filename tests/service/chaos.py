@@ -75,9 +75,9 @@ class Chaos:
         if self.rng.random() < 0.7:  # else something dies while it starts
             self._wait_until_it_works()
         time.sleep(self.rng.uniform(0.0, 0.6))
-        workers = self._workers()
-        if workers and is_alive(workers[-1]) and self.rng.random() < 0.5:
-            os.kill(workers[-1], signal.SIGKILL)
+        ready = self._ready()  # a first load that dies rightly ends the server
+        if ready and is_alive(ready[-1]) and self.rng.random() < 0.5:
+            os.kill(ready[-1], signal.SIGKILL)
             self.killed["worker"] += 1
             return
         self.killed["server"] += 1
@@ -88,13 +88,13 @@ class Chaos:
         """A live worker with its model loaded."""
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
-            ready = [e["pid"] for e in self.server.log if e["message"] == "ready"]
+            ready = self._ready()
             if ready and is_alive(ready[-1]):
                 return
             time.sleep(0.02)
 
-    def _workers(self) -> list[int]:
-        return [e["pid"] for e in self.server.log if e["message"] == "worker starts"]
+    def _ready(self) -> list[int]:
+        return [e["pid"] for e in self.server.log if e["message"] == "ready"]
 
     def _send_all(self) -> None:
         for number in range(self.jobs):

@@ -300,6 +300,15 @@ def test_another_site_cannot_write(http: TestClient, store: JobStore) -> None:
     assert http.post("/v1/videos", json=T2VA, headers={"Origin": "http://testserver"}).status_code == 200
 
 
+def test_requests_are_measured_by_route(http: TestClient) -> None:
+    http.get("/v1/videos/video_no")
+    http.request("BREW", "/v1/videos/video_no")
+    text = http.get("/metrics").text
+    name = "h3serve_http_request_seconds_count"
+    assert f'{name}{{method="GET",route="/v1/videos/{{job_id}}",status="404"}} 1.0' in text
+    assert 'method="other"' in text and "BREW" not in text and "video_no" not in text
+
+
 def test_models_and_openapi(http: TestClient) -> None:
     model = http.get("/v1/models").json()["data"][0]
     assert model["id"] == "fake" and model["tasks"] == ["t2va", "fl2va", "ref2va"]
