@@ -6,7 +6,7 @@ import sys
 import time
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 
 from h3serve.pipeline.progress import Progress
@@ -42,11 +42,10 @@ class ProgressBar:
         self._bars = Bars(
             TextColumn("{task.description:18}"),
             BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[about]}"),
             console=Console(stderr=True),
         )
-        self._task = self._bars.add_task("", left="")
+        self._task = self._bars.add_task("", about="")
         self._stage = ""
 
     def __enter__(self) -> ProgressBar:
@@ -58,16 +57,16 @@ class ProgressBar:
 
     def __call__(self, progress: Progress) -> None:
         if progress.stage != self._stage and self._stage:
-            self._bars.update(self._task, completed=self._bars.tasks[-1].total, left="done")
-            self._task = self._bars.add_task("", left="")
+            self._bars.update(self._task, completed=self._bars.tasks[-1].total, about="done")
+            self._task = self._bars.add_task("", about="")
         self._stage = progress.stage
-        left = "" if progress.seconds_left is None else f"{progress.seconds_left:.0f} s left"
+        about = describe(progress).removeprefix(progress.stage).strip()
         self._bars.update(
             self._task,
             description=progress.stage,
             completed=progress.step,
             total=progress.steps or None,
-            left=left,
+            about=about,
         )
 
 
