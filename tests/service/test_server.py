@@ -1,9 +1,12 @@
 import socket
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from h3serve.core.errors import H3Error
-from h3serve.service.server import bind
+from h3serve.service.server import bind, serve
+from h3serve.service.settings import ServiceSettings
 
 
 def test_replies_do_not_wait_for_delayed_acknowledgements() -> None:
@@ -13,3 +16,22 @@ def test_replies_do_not_wait_for_delayed_acknowledgements() -> None:
         port = listener.getsockname()[1]
         with pytest.raises(H3Error, match="cannot listen"):
             bind("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"host": "203.0.113.1"}, "cannot listen on 203.0.113.1"),
+        ({"database": "postgresql+psycopg://127.0.0.1:9/x"}, "job database cannot be opened"),
+        ({"database": "sqlite:///elsewhere.sqlite"}, "always in the data folder"),
+        ({"keys": Path("/no/such/keys.json")}, "key file"),
+        ({"webhook_secret": Path("/no/such/secret")}, "webhook secret"),
+    ],
+)
+def test_a_failing_start_says_why_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], words: str
+) -> None:
+    monkeypatch.setattr("h3serve.service.server.start_logs", lambda: None)
+    with pytest.raises(H3Error, match=words):
+        serve(ServiceSettings("demo", data=tmp_path / "data", port=0, **settings), command=["false"])
+    assert list(tmp_path.iterdir()) == []

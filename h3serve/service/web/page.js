@@ -8,7 +8,7 @@ const at = (id) => document.getElementById(id);
 const form = at("form"), problem = at("problem"), plan = at("plan");
 const PLAN_UPLOAD_BYTES = 20e6; // more is only sent when asked to
 const FIELDS = { prompt: "Prompt", aspect_ratio: "Shape", duration_seconds: "Seconds", seed: "Seed", short_edge: "Short edge",
-  num_inference_steps: "Steps", quality: "Quality" }; // the id of a field, which is H3's name, and its label
+  num_inference_steps: "Steps" }; // the id of a field, which is H3's name, and its label
 let planning = null, timer = 0;
 
 const task = () => form.elements.task.value;
@@ -19,7 +19,6 @@ function body() {
   const target = { short_edge: number("short_edge"), aspect_ratio: at("aspect_ratio").value };
   if (number("duration_seconds") !== null) target.duration_seconds = number("duration_seconds");
   const request = { task: task(), prompt: at("prompt").value, target, seed: number("seed") ?? 42, num_inference_steps: number("num_inference_steps") ?? 50 };
-  if (at("quality").value) request.quality = at("quality").value;
   const conditions = media.conditions(task(), data);
   if (conditions.length) request.conditions = conditions;
   data.append("request", JSON.stringify(request));
@@ -97,7 +96,6 @@ function edit(request) {
   }
   at("seed").value = request.seed;
   at("num_inference_steps").value = request.num_inference_steps;
-  at("quality").value = request.quality || "";
   media.load(request.conditions || []);
   showTask();
   form.scrollIntoView({ block: "start" });
