@@ -20,7 +20,8 @@ import torch
 from h3serve.media.sources import MediaFile
 from h3serve.media.video import decode_into
 from h3serve.media.writer import mp4_writer
-from h3serve.runtime.groups import Ranks, Shape, open_store
+from h3serve.runtime.groups import Ranks, open_store
+from h3serve.runtime.shape import Shape
 from h3serve.runtime.shared_decode import shared_decode
 
 MIB = 2**20

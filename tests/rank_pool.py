@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from h3serve.runtime.groups import Ranks, Shape, open_store
+from h3serve.runtime.groups import Ranks, open_store
+from h3serve.runtime.shape import Shape
 
 START_S = 60
 

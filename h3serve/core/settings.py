@@ -23,3 +23,6 @@ class EngineSettings:
     residency: Residency = "auto"
     cache: str | None = None  # folder for what is made once and kept; ~/.cache/h3serve if left out
     revision: str | None = None
+    gpus: int = 1  # ranks that make one clip together
+    ulysses: int | None = None  # of them, so many share the sequence (None: follows from tp, or is chosen)
+    tp: int | None = None  # and so many share every linear

@@ -31,6 +31,7 @@ from h3serve.runtime.meters import PeakMeter
 from h3serve.runtime.placement import Placement
 from h3serve.runtime.residency import Choice, check_fits, work_of
 from h3serve.runtime.scheduled import Direct, ModulationSource
+from h3serve.runtime.sharding import ONE, Share
 from h3serve.runtime.sizes import choose_for, tile_bytes
 from h3serve.weights.layout import ModelFolder
 from h3serve.weights.locate import locate
@@ -110,25 +111,28 @@ class Engine:
         return self.sigma_shifts[PARTITION_OF[task]]
 
 
-def load_engine(settings: EngineSettings) -> Engine:
-    """Loads every component from disk, strictly.
+def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
+    """Loads every component from disk, strictly; of a replica of several ranks, this rank's share.
 
     Raises RequestError for a setting that cannot be had, CheckpointError for the files.
     """
-    device = resolve_device(settings.device)
+    device = share.device or resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
     _check_settings(settings)
     partitions: tuple[Partition, ...] = ("fl2va", "ref2va") if settings.partition == "both" else (settings.partition,)
     folders = {p: locate(settings.model, p, revision=settings.revision) for p in partitions}
     shared = partitions[0]  # the partitions' other components are the same files
 
-    choice = choose_for(settings.residency, folders, device=device, dtype=dtype)
+    choice = choose_for(
+        settings.residency, folders, device=device, dtype=dtype, divided=share.divided, agree=share.smallest
+    )
     cache = Path(settings.cache).expanduser() if settings.cache else DEFAULT_CACHE
-    peaks = PeakMeter(device)
+    peaks = PeakMeter(device, share.largest)
     placements: dict[nn.Module, Placement[nn.Module]] = {}
 
     def load(name: str, partition: Partition = shared) -> nn.Module:
-        how = How(choice.modes[name], choice.in_files, choice.resident_blocks)
+        mode = choice.modes[name]
+        how = How(mode, choice.in_files, choice.resident_blocks, share.cut(name, resident=mode == "resident"))
         held = torch.bfloat16 if name == "video_vae" and device.type == "cuda" else dtype
         placement = place(folders[partition], name, partition, how, device=device, dtype=held)
         placements[placement.module] = placement
@@ -139,7 +143,13 @@ def load_engine(settings: EngineSettings) -> Engine:
     assert isinstance(video_vae, VideoVAE) and isinstance(audio_vae, AudioVAE)
     check_processor_files(folders[shared].component("processor", shared).folder)
     denoisers = {p: _denoiser(load("transformer", p), settings.quality, device) for p in partitions}
-    tiers = {p: build_tiers(denoisers[p], folders[p], p, device=device, cache=cache) for p in partitions}
+    share.connect(denoisers.values(), video_vae)
+    tiers = {
+        p: build_tiers(
+            denoisers[p], folders[p], p, device=device, cache=cache, agree=share.smallest, writes=share.is_first
+        )
+        for p in partitions
+    }
     peaks.load_done()
     return Engine(
         tokenizer=load_tokenizer(folders[shared].component("tokenizer", shared).folder, text_encoder.config),
@@ -153,9 +163,15 @@ def load_engine(settings: EngineSettings) -> Engine:
         rules=read_size_rules(folders[shared].partition(shared).folder),
         placements=placements,
         modulations=tiers,
+        encodings=EncodingCache(agree=share.all_have),
         choice=choice,
         peaks=peaks,
     )
+
+
+def first_partition(settings: EngineSettings) -> Partition:
+    """The partition whose folder also gives what both share."""
+    return "fl2va" if settings.partition == "both" else settings.partition
 
 
 def for_device(vae: VideoVAE, device: torch.device) -> VideoVAE:
@@ -206,3 +222,5 @@ def _check_settings(settings: EngineSettings) -> None:
         raise RequestError("partition", settings.partition, "fl2va, ref2va or both")
     if settings.quality not in TIERS:
         raise RequestError("quality", settings.quality, f"this build has {' and '.join(TIERS)}")
+    if settings.quality == "fast" and settings.tp not in (None, 1):
+        raise RequestError("quality", settings.quality, "8-bit layers are not divided: tp has to be 1")

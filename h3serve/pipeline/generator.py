@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from h3serve.core.plan import Plan
@@ -23,25 +25,43 @@ from h3serve.pipeline.noise import Noise, draw, replace
 from h3serve.pipeline.packing import pack
 from h3serve.pipeline.predict import all_step_times, make_predict, prepare_static
 from h3serve.pipeline.progress import Meter, OnProgress
+from h3serve.pipeline.replica import Alone, Replica, lead, shape_of
 from h3serve.pipeline.result import GenerationResult
 from h3serve.pipeline.rows import video_to_rows
+from h3serve.runtime.sharding import RankShare
 
 
 class Generator:
     """A loaded model that makes clips. One generation at a time; not thread-safe."""
 
-    def __init__(self, engine: Engine, ingest: Ingest | None = None) -> None:
+    def __init__(self, engine: Engine, ingest: Ingest | None = None, *, replica: Replica | None = None) -> None:
         self.engine = engine
-        self.ingest = ingest or Ingest(engine.rules)
+        self.replica = replica or Alone()
+        self.ingest = dataclasses.replace(ingest or Ingest(engine.rules), decode=self.replica.decode_clip)
 
     @staticmethod
     def from_pretrained(model: str | Path, **settings: Any) -> Generator:
         """Loads `model`: a folder, a hub id, or "demo". `settings` are the fields of `EngineSettings`.
 
         Raises CheckpointError for files that are missing, damaged or of the wrong partition, and
-        RequestError for a setting this build does not have.
+        RequestError for a setting this build does not have. With `gpus` above 1 other processes are
+        started, which `close` ends.
         """
-        return Generator(load_engine(EngineSettings(model=str(model), **settings)))
+        wanted = EngineSettings(model=str(model), **settings)
+        if wanted.gpus == 1:
+            return Generator(load_engine(wanted))
+        member = lead(wanted, shape_of(wanted).shape)
+        try:
+            with member.together.request():
+                engine = load_engine(wanted, RankShare(member.ranks))
+        except BaseException:
+            member.close()
+            raise
+        return Generator(engine, replica=member)
+
+    def close(self) -> None:
+        """End the other ranks, if there are any."""
+        self.replica.close()
 
     def generate(
         self,
@@ -65,10 +85,11 @@ class Generator:
             check_output(output)
         self.engine.check_request(wanted)
         meter = Meter(self.engine.peaks, on_progress)
-        with meter.stage("read media"):
-            plan, prepared = self.ingest.read(wanted, meter.pulse)
-            self.engine.check_plan(plan)
-        return self.run(wanted, plan, prepared, meter=meter, noise=noise or {}, kept=kept, output=output)
+        with self.replica.request(wanted):
+            with meter.stage("read media"):
+                plan, prepared = self.ingest.read(wanted, meter.pulse)
+                self.engine.check_plan(plan)
+            return self.run(wanted, plan, prepared, meter=meter, noise=noise or {}, kept=kept, output=output)
 
     @torch.inference_mode()
     def run(
@@ -85,7 +106,7 @@ class Generator:
         """The same from prepared media on: `prepared` in packed order, `plan` with their segments."""
         engine, target = self.engine, plan.target
         segments = [item.segment for item in prepared]
-        drawn = replace(draw(request.seed, segments, target), dict(noise))
+        drawn = self.replica.agree(replace(draw(request.seed, segments, target), dict(noise)))
         steps.keep_noise(drawn, kept)
         with meter.stage("encode text"):
             shown = steps.present_request(request, prepared, engine.tokenizer, kept)
@@ -105,6 +126,8 @@ class Generator:
             with engine.modulation(request.task).schedule([t.values for t in times]) as scheduled:
                 predict = make_predict(denoiser.transformer, scheduled, static, conditions, layout, times, kept)
                 latents = steps.to_latents(denoise(predict, start, schedules, meter.step), plan, kept)
+        if not self.replica.leads:
+            return self._help(plan, latents, meter, kept)
         with meter.stage("decode audio"), engine.on_device(engine.audio_vae):
             audio = steps.decode_audio(engine.audio_vae, latents)
         with (
@@ -113,11 +136,21 @@ class Generator:
             steps.chunk_sink(output, plan, audio) as on_chunk,
         ):
             video = steps.decode_video(engine.video_vae, latents, plan, meter, on_chunk)
+        meter.peak_bytes = self.replica.peaks(meter.peak_bytes)
         stats = {**meter.stats(), **engine.stats(request.task), "plan": plan.describe(), "text_tokens": len(shown.tags)}
         result = GenerationResult(plan, video, audio, stats, kept.arrays)
         if output is not None and not steps.is_mp4(output):
             result.save(output)
         return result
+
+    def _help(self, plan: Plan, latents: steps.Latents, meter: Meter, kept: Kept) -> GenerationResult:
+        """A rank that does not lead computes its share of the frames; the result is another's."""
+        with meter.stage("decode video"), self.engine.on_device(self.engine.video_vae):
+            for _ in self.engine.video_vae.decode(latents.video):
+                pass
+        meter.peak_bytes = self.replica.peaks(meter.peak_bytes)
+        nothing = np.zeros((0, 0, 0, 3), np.uint8), np.zeros((2, 0), np.float32)
+        return GenerationResult(plan, *nothing, meter.stats(), kept.arrays)
 
     def _encode(
         self, request: GenerationRequest, prepared: Sequence[PreparedCondition], drawn: Noise, meter: Meter, kept: Kept

@@ -18,8 +18,10 @@ from h3serve.media.fetch import open_source
 from h3serve.media.image import load_picture, prepare_keyframe, prepare_reference_picture
 from h3serve.media.probe import probe_media
 from h3serve.media.sources import ANYWHERE, MediaFile, SourcePolicy
-from h3serve.media.video import decode_clip
+from h3serve.media.video import Frames, decode_clip
 from h3serve.pipeline.conditions import PreparedCondition
+
+DecodeClip = Callable[..., Frames]  # called like media.video.decode_clip
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Ingest:
     rules: SizeRules = RELEASED_SIZES
     limits: Limits = LIMITS
     sources: SourcePolicy = ANYWHERE
+    decode: DecodeClip = decode_clip  # another one may share the pixels between ranks
 
     def plan(self, request: GenerationRequest) -> Plan:
         """The plan alone: media are fetched and probed, not decoded."""
@@ -82,7 +85,7 @@ class Ingest:
     def _clip(self, condition: Condition, file: MediaFile, probe: MediaProbe, plan: Plan) -> PreparedCondition:
         start = condition.start_time_seconds or 0.0
         size = reference_clip_size(probe.ratio, self.rules)
-        frames = decode_clip(
+        frames = self.decode(
             file, size, min(plan.frames, round(seconds_used(condition, probe) * FPS)), start_seconds=start
         )
         heard = min(probe.sound_seconds - start, plan.seconds)

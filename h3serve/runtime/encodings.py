@@ -44,9 +44,18 @@ class EncodingCache:
     """Host tensors by name, the least recently used ones dropped; on disk too if a folder is given."""
 
     def __init__(
-        self, limit_bytes: int = LIMIT_BYTES, *, folder: Path | None = None, disk_bytes: int = DISK_BYTES
+        self,
+        limit_bytes: int = LIMIT_BYTES,
+        *,
+        folder: Path | None = None,
+        disk_bytes: int = DISK_BYTES,
+        agree: Callable[[bool], bool] = bool,
     ) -> None:
-        """`folder` must be of one checkpoint: names say what was encoded, not by which weights."""
+        """`folder` must be of one checkpoint: names say what was encoded, not by which weights.
+
+        `agree` tells whether all ranks hold what this one holds: they encode together or not at all.
+        """
+        self._agree = agree
         self._limit, self._folder, self._disk_limit = limit_bytes, folder, disk_bytes
         self._held: OrderedDict[str, Tensors] = OrderedDict()
         self.num_bytes = 0
@@ -57,7 +66,7 @@ class EncodingCache:
         held = self._held.get(name)
         if held is None and (held := self._read(name)) is not None:
             self._hold(name, held)
-        if held is not None:
+        if self._agree(held is not None) and held is not None:
             self.hits += 1
             if name in self._held:
                 self._held.move_to_end(name)
@@ -81,8 +90,8 @@ class EncodingCache:
         size = _bytes(tensors)
         if size > self._limit:
             return
+        self.num_bytes += size - _bytes(self._held.pop(name, {}))
         self._held[name] = tensors
-        self.num_bytes += size
         while self.num_bytes > self._limit:
             _, dropped = self._held.popitem(last=False)
             self.num_bytes -= _bytes(dropped)

@@ -11,7 +11,6 @@ import json
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,31 +21,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 
+from h3serve.runtime.shape import Shape
+
 LOOPBACK = "127.0.0.1"
 # The last resort against a rank that hangs; a rank that fails is heard of at once (together.py).
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 MEET_TIMEOUT = timedelta(minutes=10)  # ranks start together, but each loads its modules first
-
-
-@dataclass(frozen=True)
-class Shape:
-    """How a replica is cut: `ulysses` parts of the sequence times `tp` parts of every linear."""
-
-    ulysses: int = 1
-    tp: int = 1
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return self.ulysses * self.tp
-
-    def tp_teams(self) -> list[list[int]]:
-        """Neighbours: they talk most, twice per block."""
-        return [list(range(start, start + self.tp)) for start in range(0, self.size, self.tp)]
-
-    def ulysses_teams(self) -> list[list[int]]:
-        """Ranks with the same slice of the linears."""
-        return [list(range(start, self.size, self.tp)) for start in range(self.tp)]
 
 
 def open_store(address: str = LOOPBACK) -> tuple[TCPStore, int]:
@@ -100,6 +80,12 @@ class Team:
         dist.all_to_all_single(out, x.contiguous(), group=self.group)
         return out
 
+    def broadcast(self, x: Tensor) -> Tensor:
+        """The first member's x, in everybody's x."""
+        if self.size > 1:
+            dist.broadcast(x, self.members[0], group=self.group)
+        return x
+
     def gather_json(self, value: Any) -> list[Any]:
         """Everybody's JSON value, in order of rank."""
         if self.size == 1:
@@ -119,8 +105,18 @@ class Ranks:
     waiting collective of this process fail, `open` connects them anew.
     """
 
-    def __init__(self, rank: int, shape: Shape, *, port: int, device: torch.device, address: str = LOOPBACK) -> None:
-        self.rank, self.shape, self.device = rank, shape, device
+    def __init__(
+        self,
+        rank: int,
+        shape: Shape,
+        *,
+        port: int,
+        device: torch.device,
+        address: str = LOOPBACK,
+        server: TCPStore | None = None,
+    ) -> None:
+        """`server` is the store itself, on the rank that holds it: it has to live as long as the replica."""
+        self.rank, self.shape, self.device, self.server = rank, shape, device, server
         self.address, self.port = address, port
         self.store = self.connect()
         self.world = Team(range(shape.size), rank)

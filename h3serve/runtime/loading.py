@@ -31,6 +31,7 @@ from h3serve.weights.index import read_index
 from h3serve.weights.inspect import inspect_component
 from h3serve.weights.layout import ModelFolder
 from h3serve.weights.load import nothing
+from h3serve.weights.parts import Cut
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class How:
     mode: Mode = "resident"
     in_files: bool = False
     resident_blocks: int = 0
+    cut: Cut | None = None  # of a resident network: a rank's share
 
 
 def place(
@@ -67,7 +69,8 @@ def place(
     skip = is_projection if name == "transformer" else nothing
     load = {"dtype": dtype, "float8": float8, "skip": skip}
     if how.mode == "resident":
-        return Resident(load_component(folder, name, partition, device=device, **load))  # type: ignore[arg-type]
+        return Resident(load_component(folder, name, partition, device=device, cut=how.cut, **load))  # type: ignore[arg-type]
+    assert how.cut is None, "only resident networks are cut"
     stream = Streaming(resident_blocks=how.resident_blocks, cyclic=True) if how.mode == "stream" else None
     if stream and name != "transformer":
         stream = Streaming()

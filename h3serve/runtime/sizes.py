@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from h3serve.models.float8_linear import use_float8
 from h3serve.models.transformer_config import TransformerConfig
 from h3serve.models.video_vae_config import VideoVAEConfig
 from h3serve.models.video_vae_memory import decode_tile_bytes, encode_tile_bytes
-from h3serve.runtime.machine import measure
+from h3serve.runtime.machine import Machine, measure
 from h3serve.runtime.placement import blocks_of, split
 from h3serve.runtime.rebuild import is_projection
 from h3serve.runtime.residency import Choice, Size, choose, work_of
@@ -27,16 +29,30 @@ DEFAULT_REQUEST = {"task": "t2va", "prompt": "a", "target": {"short_edge": 768, 
 
 
 def choose_for(
-    residency: str, folders: Mapping[Partition, ModelFolder], *, device: torch.device, dtype: torch.dtype
+    residency: str,
+    folders: Mapping[Partition, ModelFolder],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    divided: Mapping[str, int] = MappingProxyType({}),
+    agree: Callable[[int], int] = int,
 ) -> Choice:
-    """The placement that the default request needs of these checkpoints, with what the machine has free now."""
+    """The placement that the default request needs of these checkpoints, with what the machine has free now.
+
+    `divided` says by how much ranks divide a network's blocks while it is resident; `agree` is the minimum over them.
+    """
     first = next(iter(folders))
     sizes = sizes_of(folders[first], list(folders), dtype)
     configs = {name: config_of(folders[first], name, first) for name in ("transformer", "text_encoder", "video_vae")}
     model = model_size(configs["transformer"], configs["text_encoder"], sizes, dtype.itemsize)
     plan = Plan.resolve(parse_request(DEFAULT_REQUEST), model=model)
     work = work_of(plan, tile_bytes=tile_bytes(configs["video_vae"]), value_bytes=dtype.itemsize)
-    return choose(residency, sizes, work, measure(device))
+    machine = Machine(**{name: agree(value) for name, value in vars(measure(device)).items()})
+    shared = {n: replace(size, block=-(-size.block // divided.get(n, 1))) for n, size in sizes.items()}
+    choice = choose(residency, shared, work, machine)
+    if all(choice.modes[name] == "resident" for name in divided):
+        return choice
+    return choose(residency, sizes, work, machine)
 
 
 def sizes_of(

@@ -1,8 +1,7 @@
 """Tensor parallelism: every rank holds a slice of each large linear and loads only that from the files.
 
 A pair of linears is cut so that one sum over the team closes it: the first one by its outputs (whole heads, or
-gate and up alike), the second one by its inputs. AdaLN projections, whose outputs everybody needs, are cut by
-outputs and gathered. The networks are unaware; their modules are exchanged before the weights come.
+gate and up alike), the second one by its inputs. The networks are unaware; their modules are exchanged before the weights come.
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ from torch import Tensor, nn
 from h3serve.core.errors import RequestError
 from h3serve.models.denoiser import Denoiser
 from h3serve.models.layers import MLP, SelfAttention
-from h3serve.models.modulation import AdaLNProjection
 from h3serve.models.text_encoder import TextEncoder
 from h3serve.runtime.groups import Team
-from h3serve.weights.parts import Cut, Part, PartOf
+from h3serve.weights.parts import Cut, Part, PartOf, everything
 
 
 class SummedLinear(nn.Linear):
@@ -28,19 +26,8 @@ class SummedLinear(nn.Linear):
         return self.team.all_reduce(super().forward(x))
 
 
-class GatheredLinear(nn.Linear):
-    """A linear of which this rank has some outputs: the team's results are put side by side."""
-
-    team: Team
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [n, inputs] -> [n, all outputs]."""
-        parts = self.team.all_gather(super().forward(x)[None])
-        return parts.transpose(0, 1).flatten(1)
-
-
 def cut_denoiser(team: Team) -> Cut:
-    """Attention by heads, MLPs by channels, AdaLN projections by outputs."""
+    """Attention by heads and MLPs by channels. Modulation is another affair: its tables are the same everywhere."""
 
     def cut(denoiser: nn.Module) -> PartOf:
         assert isinstance(denoiser, Denoiser)
@@ -55,23 +42,25 @@ def cut_denoiser(team: Team) -> Cut:
             elif isinstance(module, MLP):
                 cutter.outputs(module, name, "fc1", groups=2)
                 cutter.inputs(module, name, "fc2")
-            elif isinstance(module, AdaLNProjection):
-                cutter.outputs(module, name, "linear", kind=GatheredLinear)
         return cutter.parts.get
 
     return cut
 
 
 def cut_text_encoder(team: Team) -> Cut:
-    """The language model's attention by key-value heads and its MLPs by channels; the rest stays whole."""
+    """The language model's attention by key-value heads and its MLPs by channels; the rest stays whole.
+
+    An encoder whose heads cannot be divided is held whole by every rank: it runs once a request.
+    """
 
     def cut(encoder: nn.Module) -> PartOf:
         assert isinstance(encoder, TextEncoder)
+        if encoder.config.values["text_config"]["num_key_value_heads"] % team.size:
+            return everything
         cutter = _Cutter(team)
         for name, module in list(encoder.named_modules()):
             children = dict(module.named_children())
             if "k_proj" in children:
-                check_division(module.config.num_key_value_heads, "key-value heads of the text encoder", team.size)
                 for child in ("q_proj", "k_proj", "v_proj"):
                     cutter.outputs(module, name, child)
                 cutter.inputs(module, name, "o_proj")
@@ -98,13 +87,11 @@ class _Cutter:
         self.team = team
         self.parts: dict[str, Part] = {}
 
-    def outputs(
-        self, owner: nn.Module, path: str, child: str, *, groups: int = 1, kind: type[nn.Linear] = nn.Linear
-    ) -> None:
+    def outputs(self, owner: nn.Module, path: str, child: str, *, groups: int = 1) -> None:
         """Keep this rank's outputs of `owner.child`, of each of `groups`."""
         linear = getattr(owner, child)
         part = Part(0, self.team.index, self.team.size, groups)
-        self._replace(owner, child, kind, (linear.in_features, linear.out_features // self.team.size))
+        self._replace(owner, child, nn.Linear, (linear.in_features, linear.out_features // self.team.size))
         self.parts[f"{path}.{child}.weight"] = part
         if linear.bias is not None:
             self.parts[f"{path}.{child}.bias"] = part
@@ -119,7 +106,8 @@ class _Cutter:
     def _replace(self, owner: nn.Module, child: str, kind: type[nn.Linear], sizes: tuple[int, int]) -> None:
         old = getattr(owner, child)
         new = kind(*sizes, bias=old.bias is not None, device=old.weight.device, dtype=old.weight.dtype)
-        new.team = self.team  # type: ignore[assignment]
+        if isinstance(new, SummedLinear):
+            new.team = self.team
         setattr(owner, child, new.eval().requires_grad_(False))
 
 

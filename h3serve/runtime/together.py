@@ -57,6 +57,12 @@ class Together:
         told = json.dumps(to_json(error, self.ranks.rank))
         self.ranks.store.compare_set(self._key("error"), "", told)
 
+    def lose(self, rank: int) -> None:
+        """A rank's process is gone: end the running request, allow no other. From any thread."""
+        self.broken = True
+        told = json.dumps(to_json(WorkerError(f"rank {rank} is gone"), rank))
+        self.ranks.connect().compare_set(self._key("error"), "", told)
+
     @contextmanager
     def request(self) -> Iterator[None]:
         """The body is one request; every rank has to enter. Raises the first error of any rank."""
@@ -83,7 +89,7 @@ class Together:
         store, left = self.ranks.store, self._key("left")
         store.add(left, 1)
         deadline = None
-        while store.add(left, 0) < self.ranks.shape.size:
+        while store.add(left, 0) < self.ranks.shape.size and not self.broken:
             if deadline is None and store.check([self._key("error")]):
                 deadline = time.monotonic() + SETTLE_S
             if deadline is not None and time.monotonic() > deadline:
@@ -93,7 +99,8 @@ class Together:
         if not store.check([self._key("error")]):
             return None
         self.ranks.abort()
-        self.ranks.open()
+        if not self.broken:
+            self.ranks.open()
         return json.loads(store.get(self._key("error")))
 
     def _key(self, what: str) -> str:

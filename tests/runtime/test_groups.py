@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from h3serve.runtime.groups import Ranks, Shape
+from h3serve.runtime.groups import Ranks
 from tests.rank_pool import Pool, pool
 
 
@@ -14,12 +14,6 @@ from tests.rank_pool import Pool, pool
 def four() -> Iterator[Pool]:
     with pool(ulysses=2, tp=2) as ranks:
         yield ranks
-
-
-def test_every_rank_is_in_one_team_of_each_kind() -> None:
-    shape = Shape(ulysses=2, tp=4)
-    assert shape.tp_teams() == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert shape.ulysses_teams() == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
 def _exchange(ranks: Ranks) -> dict[str, Any]:

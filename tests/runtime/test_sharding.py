@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from h3serve.core.errors import RequestError
-from h3serve.runtime.groups import Ranks, Shape, Team
+from h3serve.runtime.groups import Ranks, Team
+from h3serve.runtime.shape import Shape
 from h3serve.runtime.tensor_parallel import cut_denoiser
 from h3serve.runtime.ulysses import check_heads
 from tests.models.tiny_transformer import Packed, tiny_request

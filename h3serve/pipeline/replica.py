@@ -1,0 +1,176 @@
+"""What a generator needs to know of other ranks: nothing with one rank, everybody's requests with several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import torch
+
+from h3serve.core.errors import RequestError, WorkerError
+from h3serve.core.request import GenerationRequest
+from h3serve.core.settings import EngineSettings
+from h3serve.media.sources import MediaFile
+from h3serve.media.video import Frames, decode_clip, decode_into
+from h3serve.models.transformer_config import TransformerConfig
+from h3serve.pipeline.engine import first_partition, resolve_device
+from h3serve.pipeline.noise import Noise
+from h3serve.runtime.groups import Ranks, open_store
+from h3serve.runtime.launch import Followers
+from h3serve.runtime.machine import measure
+from h3serve.runtime.shape import Shape, ShapeChoice, choose_shape
+from h3serve.runtime.shared_decode import shared_decode
+from h3serve.runtime.together import Together
+from h3serve.weights.locate import locate
+
+STOP = "stop"
+FOLLOWER = "h3serve.pipeline.follower"
+
+
+class Replica(Protocol):
+    """The ranks that make one clip together."""
+
+    @property
+    def leads(self) -> bool:
+        """True on the rank that talks to the caller and holds the result."""
+
+    def request(self, request: GenerationRequest) -> Any:
+        """A context in which all ranks work on `request`; an error of one is raised on all."""
+
+    def agree(self, noise: Noise) -> Noise:
+        """The first rank's noise, on every rank."""
+
+    def decode_clip(self, file: MediaFile, canvas: tuple[int, int], frames: int, *, start_seconds: float) -> Frames:
+        """`media.video.decode_clip`, once per host."""
+
+    def peaks(self, own: dict[str, int]) -> dict[str, int]:
+        """Bytes per stage, the most of any rank."""
+
+    def close(self) -> None:
+        """End the other ranks."""
+
+
+class Alone:
+    """A replica of one rank."""
+
+    leads = True
+    decode_clip = staticmethod(decode_clip)
+
+    @contextmanager
+    def request(self, request: GenerationRequest) -> Iterator[None]:
+        """Nobody to tell."""
+        del request
+        yield
+
+    def agree(self, noise: Noise) -> Noise:
+        """Nobody to agree with."""
+        return noise
+
+    def peaks(self, own: dict[str, int]) -> dict[str, int]:
+        """Its own."""
+        return own
+
+    def close(self) -> None:
+        """Nobody to end."""
+
+
+class Member:
+    """One of several ranks; the first one also holds the processes of the others."""
+
+    def __init__(self, ranks: Ranks, followers: Followers | None = None) -> None:
+        self.ranks, self.followers = ranks, followers
+        self.together = Together(ranks)
+
+    @property
+    def leads(self) -> bool:
+        """True on rank 0."""
+        return self.ranks.leads
+
+    @contextmanager
+    def request(self, request: GenerationRequest) -> Iterator[None]:
+        """On the first rank: announce the request and work on it with the others."""
+        if self.together.broken:
+            raise WorkerError("this replica has lost a rank; it has to be started anew")
+        if self.leads:
+            self.together.announce(request.model_dump(mode="json"))
+        with self.together.request():
+            yield
+
+    def agree(self, noise: Noise) -> Noise:
+        """Noise may have been given by the caller: the others learn it here."""
+
+        def share(values: torch.Tensor) -> torch.Tensor:
+            return self.ranks.world.broadcast(values.contiguous())
+
+        several = {n: tuple(map(share, getattr(noise, n))) for n in ("conditions", "posterior", "sounds")}
+        return Noise(share(noise.video), share(noise.audio), **several)
+
+    def decode_clip(self, file: MediaFile, canvas: tuple[int, int], frames: int, *, start_seconds: float) -> Frames:
+        """All ranks get the same pixels, decoded once."""
+
+        def fill(out: Frames) -> None:
+            decode_into(out, file, start_seconds=start_seconds)
+
+        return shared_decode((frames, canvas[1], canvas[0], 3), fill, self.ranks.world)
+
+    def peaks(self, own: dict[str, int]) -> dict[str, int]:
+        """The replica fits where its hungriest rank does."""
+        everybody = self.ranks.world.gather_json(own)
+        return {stage: max(peaks.get(stage, 0) for peaks in everybody) for stage in own}
+
+    def close(self) -> None:
+        """Tell the others to end, and see to it."""
+        if not self.together.broken and self.leads:
+            self.together.announce(STOP)
+        if self.followers is not None:
+            self.followers.end(at_once=self.together.broken)
+        self.ranks.close()
+
+
+def shape_of(settings: EngineSettings) -> ShapeChoice:
+    """How a replica with these settings is cut, and why. RequestError or CapacityError if it cannot be."""
+    device = rank_device(settings, 0)
+    folder = locate(settings.model, first_partition(settings), revision=settings.revision)
+    config = folder.component("transformer", first_partition(settings)).config
+    return choose_shape(
+        settings.gpus,
+        settings.ulysses,
+        settings.tp,
+        heads=TransformerConfig.from_dict(config).num_attention_heads,
+        free=measure(device).device_free if device.type == "cuda" else None,
+    )
+
+
+def rank_device(settings: EngineSettings, rank: int) -> torch.device:
+    """Rank r computes on GPU r; on a CPU all do on the same one."""
+    device = resolve_device(settings.device)
+    if device.type == "cpu" or settings.gpus == 1:
+        return device
+    if settings.device not in ("cuda", "auto"):
+        raise RequestError("device", settings.device, "several GPUs are used from the first one on: cuda")
+    if (count := torch.cuda.device_count()) < settings.gpus:
+        raise RequestError("gpus", settings.gpus, f"this machine has {count} usable GPUs")
+    return torch.device("cuda", rank)
+
+
+def lead(settings: EngineSettings, shape: Shape) -> Member:
+    """Start the other ranks and connect; WorkerError if one does not come up."""
+    server, port = open_store()
+    arguments = {"settings": asdict(settings), "ulysses": shape.ulysses, "tp": shape.tp, "port": port}
+
+    def for_rank(rank: int) -> dict[str, object]:
+        return {**arguments, "rank": rank, "device": str(rank_device(settings, rank))}
+
+    followers = Followers(FOLLOWER, for_rank, shape.size)
+    try:
+        followers.await_arrival(server)
+        ranks = Ranks(0, shape, port=port, device=rank_device(settings, 0), server=server)
+        ranks.open()
+    except BaseException:
+        followers.end(at_once=True)
+        raise
+    member = Member(ranks, followers)
+    followers.watch(member.together.lose)
+    return member
