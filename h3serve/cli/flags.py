@@ -26,6 +26,9 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")]
 DType = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
 QualityTier = Annotated[str, typer.Option("--quality", help="exact or lossless.")]
 Residency = Annotated[str, typer.Option(help="auto or resident.")]
+Gpus = Annotated[int, typer.Option(help="GPUs that make one clip together.")]
+Ulysses = Annotated[int | None, typer.Option(help="Of them, so many share the sequence; chosen if left out.")]
+TensorParallel = Annotated[int | None, typer.Option("--tp", help="So many share every linear; chosen if left out.")]
 Revision = Annotated[str | None, typer.Option(help="Revision of a hub id.")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,6 @@ import typer
 from h3serve.cli import flags
 from h3serve.cli.body import build_request, read_body
 from h3serve.cli.console import progress_display, say
-from h3serve.core.settings import EngineSettings
 from h3serve.media.files import check_output
 
 
@@ -36,6 +36,9 @@ def generate(
     quality: flags.QualityTier = "lossless",
     residency: flags.Residency = "auto",
     revision: flags.Revision = None,
+    gpus: flags.Gpus = 1,
+    ulysses: flags.Ulysses = None,
+    tp: flags.TensorParallel = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")] = False,
 ) -> None:
     """Make one clip with its sound."""
@@ -47,20 +50,21 @@ def generate(
     request = build_request(read_body(request_file), fields, keyframes=keyframes, references=reference or [])
     # Only now is torch imported: a wrong request is refused at once.
     from h3serve.core.tasks import PARTITION_OF
-    from h3serve.pipeline.engine import load_engine
     from h3serve.pipeline.generator import Generator
 
-    settings = EngineSettings(
-        model=model,
+    generator = Generator.from_pretrained(
+        model,
         partition=PARTITION_OF[request.task],
         device=device,
-        dtype=dtype,  # type: ignore[arg-type]
-        quality=quality,  # type: ignore[arg-type]
-        residency=residency,  # type: ignore[arg-type]
+        dtype=dtype,
+        quality=quality,
+        residency=residency,
         revision=revision,
+        gpus=gpus,
+        ulysses=ulysses,
+        tp=tp,
     )
-    generator = Generator(load_engine(settings))
-    with progress_display() as display:
+    with closing(generator), progress_display() as display:
         result = generator.generate(request, on_progress=None if quiet else display, output=outputs[0])
     for path in outputs[1:]:
         result.save(path)
@@ -69,3 +73,5 @@ def generate(
     for path in outputs:
         clip = f"{result.plan.frames} frames, {width}x{height}, {result.plan.seconds:.2f} s"
         say(f"{Path(path)}: {clip}, made in {seconds:.1f} s")
+    if ranks := result.stats.get("ranks"):
+        say(f"{gpus} GPUs as ulysses {ranks['ulysses']} x tp {ranks['tp']}: {ranks['why']}")

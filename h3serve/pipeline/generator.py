@@ -48,9 +48,10 @@ class Generator:
         started, which `close` ends.
         """
         wanted = EngineSettings(model=str(model), **settings)
-        if wanted.gpus == 1:
+        choice = shape_of(wanted)
+        if choice.shape.size == 1:
             return Generator(load_engine(wanted))
-        member = lead(wanted, shape_of(wanted).shape)
+        member = lead(wanted, choice)
         try:
             with member.together.request():
                 engine = load_engine(wanted, RankShare(member.ranks))
@@ -137,7 +138,8 @@ class Generator:
         ):
             video = steps.decode_video(engine.video_vae, latents, plan, meter, on_chunk)
         meter.peak_bytes = self.replica.peaks(meter.peak_bytes)
-        stats = {**meter.stats(), **engine.stats(request.task), "plan": plan.describe(), "text_tokens": len(shown.tags)}
+        stats = {**meter.stats(), **engine.stats(request.task), **self.replica.describe()}
+        stats |= {"plan": plan.describe(), "text_tokens": len(shown.tags)}
         result = GenerationResult(plan, video, audio, stats, kept.arrays)
         if output is not None and not steps.is_mp4(output):
             result.save(output)

@@ -20,7 +20,7 @@ from h3serve.pipeline.noise import Noise
 from h3serve.runtime.groups import Ranks, open_store
 from h3serve.runtime.launch import Followers
 from h3serve.runtime.machine import measure
-from h3serve.runtime.shape import Shape, ShapeChoice, choose_shape
+from h3serve.runtime.shape import ShapeChoice, choose_shape
 from h3serve.runtime.shared_decode import shared_decode
 from h3serve.runtime.together import Together
 from h3serve.weights.locate import locate
@@ -48,6 +48,9 @@ class Replica(Protocol):
     def peaks(self, own: dict[str, int]) -> dict[str, int]:
         """Bytes per stage, the most of any rank."""
 
+    def describe(self) -> dict[str, Any]:
+        """How it is cut and why, for the statistics."""
+
     def close(self) -> None:
         """End the other ranks."""
 
@@ -72,6 +75,10 @@ class Alone:
         """Its own."""
         return own
 
+    def describe(self) -> dict[str, Any]:
+        """Nothing to tell."""
+        return {}
+
     def close(self) -> None:
         """Nobody to end."""
 
@@ -79,8 +86,8 @@ class Alone:
 class Member:
     """One of several ranks; the first one also holds the processes of the others."""
 
-    def __init__(self, ranks: Ranks, followers: Followers | None = None) -> None:
-        self.ranks, self.followers = ranks, followers
+    def __init__(self, ranks: Ranks, followers: Followers | None = None, *, why: str = "") -> None:
+        self.ranks, self.followers, self.why = ranks, followers, why
         self.together = Together(ranks)
 
     @property
@@ -120,6 +127,10 @@ class Member:
         everybody = self.ranks.world.gather_json(own)
         return {stage: max(peaks.get(stage, 0) for peaks in everybody) for stage in own}
 
+    def describe(self) -> dict[str, Any]:
+        """`{"ranks": {"ulysses", "tp", "why"}}`."""
+        return {"ranks": {"ulysses": self.ranks.shape.ulysses, "tp": self.ranks.shape.tp, "why": self.why}}
+
     def close(self) -> None:
         """Tell the others to end, and see to it."""
         if not self.together.broken and self.leads:
@@ -131,6 +142,8 @@ class Member:
 
 def shape_of(settings: EngineSettings) -> ShapeChoice:
     """How a replica with these settings is cut, and why. RequestError or CapacityError if it cannot be."""
+    if settings.gpus == 1:
+        return choose_shape(1, settings.ulysses, settings.tp, heads=1, free=None)
     device = rank_device(settings, 0)
     folder = locate(settings.model, first_partition(settings), revision=settings.revision)
     config = folder.component("transformer", first_partition(settings)).config
@@ -155,8 +168,9 @@ def rank_device(settings: EngineSettings, rank: int) -> torch.device:
     return torch.device("cuda", rank)
 
 
-def lead(settings: EngineSettings, shape: Shape) -> Member:
+def lead(settings: EngineSettings, choice: ShapeChoice) -> Member:
     """Start the other ranks and connect; WorkerError if one does not come up."""
+    shape = choice.shape
     server, port = open_store()
     arguments = {"settings": asdict(settings), "ulysses": shape.ulysses, "tp": shape.tp, "port": port}
 
@@ -171,6 +185,6 @@ def lead(settings: EngineSettings, shape: Shape) -> Member:
     except BaseException:
         followers.end(at_once=True)
         raise
-    member = Member(ranks, followers)
+    member = Member(ranks, followers, why=choice.reason)
     followers.watch(member.together.lose)
     return member

@@ -12,9 +12,9 @@ from h3serve.core.errors import H3Error, RequestError, WorkerError
 def to_json(error: BaseException, rank: int) -> dict[str, Any]:
     """What the other ranks need to raise the same; anything but an H3Error becomes a WorkerError."""
     if isinstance(error, RequestError):
-        return {"kind": type(error).__name__, "arguments": [error.field, _plain(error.value), error.allowed]}
+        return {"kind": _kind(error), "arguments": [error.field, _plain(error.value), error.allowed]}
     if isinstance(error, H3Error):
-        return {"kind": type(error).__name__, "arguments": [str(error)]}
+        return {"kind": _kind(error), "arguments": [str(error)]}
     words = f"rank {rank}: {type(error).__name__}: {error}"
     return {"kind": WorkerError.__name__, "arguments": [words]}
 
@@ -24,6 +24,11 @@ def from_json(described: dict[str, Any]) -> H3Error:
     kind = getattr(errors, str(described["kind"]))
     assert issubclass(kind, H3Error)
     return kind(*described["arguments"])
+
+
+def _kind(error: H3Error) -> str:
+    """The nearest class that every rank knows."""
+    return next(kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__))
 
 
 def _plain(value: object) -> object:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 
+from h3serve.core.errors import WorkerError
 from h3serve.runtime.shape import Shape
 
 LOOPBACK = "127.0.0.1"
@@ -39,6 +42,19 @@ def open_store(address: str = LOOPBACK) -> tuple[TCPStore, int]:
         address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), timeout=MEET_TIMEOUT
     )
     return store, port
+
+
+class Disconnected(WorkerError):
+    """A collective ended because another rank is gone or has left it: the reason is known elsewhere."""
+
+
+@contextmanager
+def _exchange() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        traceback.clear_frames(error.__traceback__)  # their locals would keep the connections open
+        raise Disconnected(f"an exchange with the other ranks failed: {error}") from None
 
 
 class Team:
@@ -60,7 +76,8 @@ class Team:
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over the team, in x itself."""
         if self.size > 1:
-            dist.all_reduce(x, group=self.group)
+            with _exchange():
+                dist.all_reduce(x, group=self._connected())
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -68,8 +85,8 @@ class Team:
         if self.size == 1:
             return x
         out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
-        assert self.group is not None
-        self.group._allgather_base(out, x.contiguous()).wait()  # its public name changes between torch versions
+        with _exchange():  # its public name changes between torch versions
+            self._connected()._allgather_base(out, x.contiguous()).wait()
         return out
 
     def all_to_all(self, x: Tensor) -> Tensor:
@@ -77,14 +94,21 @@ class Team:
         if self.size == 1:
             return x
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(out, x.contiguous(), group=self.group)
+        with _exchange():
+            dist.all_to_all_single(out, x.contiguous(), group=self._connected())
         return out
 
     def broadcast(self, x: Tensor) -> Tensor:
         """The first member's x, in everybody's x."""
         if self.size > 1:
-            dist.broadcast(x, self.members[0], group=self.group)
+            with _exchange():
+                dist.broadcast(x, self.members[0], group=self._connected())
         return x
+
+    def _connected(self) -> dist.ProcessGroup:
+        if self.group is None:
+            raise Disconnected("the ranks are not connected")
+        return self.group
 
     def gather_json(self, value: Any) -> list[Any]:
         """Everybody's JSON value, in order of rank."""

@@ -1,7 +1,8 @@
 """Tensor parallelism: every rank holds a slice of each large linear and loads only that from the files.
 
 A pair of linears is cut so that one sum over the team closes it: the first one by its outputs (whole heads, or
-gate and up alike), the second one by its inputs. The networks are unaware; their modules are exchanged before the weights come.
+gate and up alike), the second one by its inputs. The networks are unaware; their modules are exchanged before
+the weights come.
 """
 
 from __future__ import annotations

@@ -25,10 +25,11 @@ import torch.distributed as dist
 
 from h3serve.core.errors import WorkerError
 from h3serve.runtime.failures import from_json, to_json
-from h3serve.runtime.groups import Ranks
+from h3serve.runtime.groups import Disconnected, Ranks
 
 SETTLE_S = 10.0
 LOOK_S = 0.1  # how often a rank looks for the errors of others
+REASON_S = 2.0
 LISTEN = timedelta(seconds=5)
 
 
@@ -73,6 +74,8 @@ class Together:
         except BaseException as error:
             own = error
             traceback.clear_frames(error.__traceback__)  # their locals would keep connections open
+            if isinstance(error, Disconnected):
+                self._await_reason()
             self.fail(error)
         watch.stop()
         if own is not None:
@@ -83,6 +86,12 @@ class Together:
             self._number += 1
         if first is not None:
             raise own if own is not None and to_json(own, self.ranks.rank) == first else from_json(first)
+
+    def _await_reason(self) -> None:
+        """Whoever hung up, or whoever sees that a process is gone, is about to say why."""
+        until = time.monotonic() + REASON_S
+        while time.monotonic() < until and not self.ranks.store.check([self._key("error")]):
+            time.sleep(0.02)
 
     def _settle(self) -> dict[str, Any] | None:
         """Wait until all ranks have left; the first error there was."""

@@ -7,6 +7,7 @@ import pytest
 
 from h3serve.core.errors import Cancelled, CapacityError, H3Error, MediaError, RequestError, WorkerError
 from h3serve.runtime.failures import from_json, to_json
+from h3serve.runtime.groups import Disconnected
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,8 @@ def test_anything_else_is_a_worker_error_that_names_the_rank() -> None:
     back = from_json(to_json(IndexError("list index out of range"), 3))
     assert type(back) is WorkerError
     assert str(back) == "rank 3: IndexError: list index out of range"
+
+
+def test_a_kind_of_our_own_comes_back_as_the_one_it_is_a_kind_of() -> None:
+    back = from_json(to_json(Disconnected("gone"), 0))
+    assert type(back) is WorkerError and str(back) == "gone"
