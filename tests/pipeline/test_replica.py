@@ -3,6 +3,8 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,14 @@ from h3serve import Generator
 from h3serve.core.errors import Cancelled, MediaError, RequestError, WorkerError
 from h3serve.core.request import parse_request
 from h3serve.core.settings import EngineSettings
-from h3serve.models.denoiser import to_compute_dtype
+from h3serve.models.denoiser import param_dtype
+from h3serve.models.modulation import Modulation
+from h3serve.models.transformer import Transformer
 from h3serve.pipeline.engine import load_engine
 from h3serve.pipeline.progress import Progress
 from h3serve.pipeline.replica import Member
 from h3serve.runtime.groups import Ranks
+from h3serve.runtime.scheduled import ModulationSource, Scheduled
 from h3serve.runtime.shape import Shape
 from h3serve.runtime.sharding import RankShare
 from h3serve.weights.demo import write_demo_checkpoint
@@ -53,10 +58,28 @@ def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     }
 
 
+class Cast:
+    """A source of modulation whose tables come in the transformer's dtype, whatever that is at the moment."""
+
+    def __init__(self, source: ModulationSource, transformer: Transformer) -> None:
+        self.source, self.transformer = source, transformer
+
+    @contextmanager
+    def schedule(self, steps: Any) -> Iterator[Scheduled]:
+        with self.source.schedule(steps) as ready:
+            dtype, tables = self.transformer.compute_dtype, ready.modulation
+            yield Scheduled(Modulation(tables.blocks.to(dtype), tables.final.to(dtype)), ready.slots)
+
+
 def compute_in(generator: Generator, dtype: torch.dtype) -> Generator:
     """In float64 sums are rounded so finely that their order does not show in float32 velocities."""
-    for denoiser in generator.engine.denoisers.values():
-        to_compute_dtype(denoiser, dtype)
+    engine = generator.engine
+    for denoiser in engine.denoisers.values():
+        for name, parameter in denoiser.transformer.named_parameters():
+            parameter.data = parameter.data.to(param_dtype(f"transformer.{name}", dtype))
+    sources = {p: getattr(s, "source", s) for p, s in engine.modulations.items()}
+    cast = {p: Cast(s, engine.denoisers[p].transformer) for p, s in sources.items()}
+    generator.engine = replace(engine, modulations=cast)
     return generator
 
 

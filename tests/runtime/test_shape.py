@@ -23,7 +23,7 @@ def test_what_is_given_is_kept(ulysses: int | None, tp: int | None, shape: Shape
     assert choose_shape(4, ulysses, tp, heads=HEADS, free=1).shape == shape
 
 
-@pytest.mark.parametrize(("free", "tp"), [(140, 1), (70, 2), (36, 8)])
+@pytest.mark.parametrize(("free", "tp"), [(140, 1), (60, 2), (33, 8)])
 def test_the_smallest_tp_that_fits(free: int, tp: int) -> None:
     choice = choose_shape(8, heads=HEADS, free=free * GIB)
     assert choice.shape == Shape(8 // tp, tp)
