@@ -191,9 +191,9 @@ def _shifts(folder: ModelFolder, partition: Partition) -> tuple[float, float]:
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is the first GPU, or the CPU without one; RequestError for a device that is not there."""
+    """`auto` is the first GPU, or the CPU without one; a GPU always has its number. RequestError if it is not there."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -204,7 +204,7 @@ def resolve_device(name: str) -> torch.device:
         raise RequestError(
             "device", name, f"this machine has {torch.cuda.device_count()} usable GPUs; cpu works everywhere"
         )
-    return device
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
