@@ -59,9 +59,7 @@ def test_keyframes_beside_references_are_used_and_not_shown(generator: Generator
     assert not np.array_equal(alone.video, hybrid.video)
 
 
-def test_a_reference_longer_than_the_target_is_cut_to_it(
-    generator: Generator, tmp_path: Path, media: dict[str, str]
-) -> None:
+def test_a_longer_sound_is_cut_to_the_target(generator: Generator, tmp_path: Path, media: dict[str, str]) -> None:
     long = tmp_path / "long.wav"
     save_wav(long, (0.1 * np.random.default_rng(3).standard_normal((2, 10 * 32_000))).astype(np.float32))
     voice = {"type": "audio", "role": "reference", "uri": str(long)}
