@@ -11,6 +11,10 @@ from torch.nn import functional as F
 # q, k, v -> out, all [S, heads, head_dim]; the last axis is contiguous, the others need not be.
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
+_KEYS = 128  # per tile of cuDNN's kernel; a last tile that is not full slows all others down
+_SAMPLE = 4096  # rows that the mean key is taken of
+_FLASH4_TILES = {9: ((192, 128), False)}  # by major capability, where another than its own choice is quicker
+
 
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """torch's scaled_dot_product_attention, with the kernel torch chooses."""
@@ -18,29 +22,65 @@ def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
 
 
+def padded_cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """cuDNN's kernel on whole tiles of keys; what the padding adds to the sums is taken out again.
+
+    The padding is the mean of real keys, with values of zero: by Jensen's inequality it never has more than
+    a few percent of a row's weight, whatever the queries are. CUDA and Triton, bfloat16 or float16.
+    """
+    count = -len(k) % _KEYS
+    if count == 0 or len(k) < _SAMPLE:
+        return sdpa(q, k, v)
+    from h3serve.models.fused_padding import without_padding  # here, since Triton comes with CUDA builds of torch only
+
+    mean = mean_key(k)
+    k = torch.cat([k, mean.expand(count, -1, -1)])
+    v = torch.cat([v, v.new_zeros(1, 1, 1).expand(count, *v.shape[1:])])
+    rows = (part.transpose(0, 1)[None] for part in (q, k, v))
+    out, logsumexp, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(*rows, None, True)
+    return without_padding(out[0].transpose(0, 1), logsumexp[0, :, :, 0], q=q, key=mean, count=count)
+
+
+def mean_key(k: torch.Tensor) -> torch.Tensor:
+    """The mean of the leading keys [S, heads, head_dim], as one more key [heads, head_dim]."""
+    return k[:_SAMPLE].float().mean(0).to(k.dtype)
+
+
 def flash4(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """FlashAttention-4 (optional extra `fa4`): half precision, Hopper and Blackwell."""
-    from flash_attn.cute import flash_attn_func
+    return flash4_batched(q[None], k[None], v[None])[0]
 
-    return flash_attn_func(q[None], k[None], v[None])[0][0]
+
+def flash4_batched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The same for q, k, v [B, S, heads, head_dim]."""
+    from flash_attn.cute.interface import _flash_attn_fwd
+
+    major, _ = torch.cuda.get_device_capability(q.device)
+    tile, in_registers = _FLASH4_TILES.get(major, (None, None)) if q.shape[-1] == 128 else (None, None)
+    return _flash_attn_fwd(q, k, v, tile_mn=tile, mma_pv_is_rs=in_registers)[0]
 
 
 def fastest(device: torch.device, dtype: torch.dtype) -> Attention:
     """The quickest kernel that is installed and made for this device; docs/speed.md has the measurements."""
-    if device.type != "cuda" or dtype == torch.float32:
-        return sdpa
-    major, _ = torch.cuda.get_device_capability(device)
-    return flash4 if major in (9, 10) and _has_flash4() else sdpa
+    return list(available(device, dtype).values())[-1]
 
 
 def available(device: torch.device, dtype: torch.dtype) -> dict[str, Attention]:
-    """Every kernel that runs here, by name."""
-    best = fastest(device, dtype)
-    return {"sdpa": sdpa} if best is sdpa else {"sdpa": sdpa, "flash4": best}
+    """Every kernel that runs here, by name, the quickest last."""
+    kernels: dict[str, Attention] = {"sdpa": sdpa}
+    if device.type != "cuda" or dtype == torch.float32:
+        return kernels
+    if torch.cuda.get_device_capability(device) == (9, 0) and find_spec("triton"):
+        kernels["padded cuDNN"] = padded_cudnn
+    if has_flash4(device):
+        kernels["FlashAttention-4"] = flash4
+    return kernels
 
 
-def _has_flash4() -> bool:
+def has_flash4(device: torch.device) -> bool:
+    """Whether FlashAttention-4 is installed and made for this CUDA device."""
     try:
-        return find_spec("flash_attn.cute") is not None
+        installed = find_spec("flash_attn.cute") is not None
     except ModuleNotFoundError:
-        return False
+        installed = False
+    return installed and torch.cuda.get_device_capability(device)[0] in (9, 10)

@@ -25,7 +25,8 @@ class DecoderOps:
     scaled_add: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # x, update, scale [width]
     scaled_add_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]  # x, update, scale, norm
     qk_norm_rope: Callable[[torch.Tensor, float, Rope], QKV]  # qkv [B, N, 3, heads, dim], eps, rope
-    swiglu: Callable[[torch.Tensor], torch.Tensor]  # [B, N, 2F], gate first -> [B, N, F]
+    gated_linear: Callable[[torch.Tensor, nn.Module], torch.Tensor]  # x, layer to [B, N, 2F], gate first -> [B, N, F]
+    attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # q, k, v [B, N, heads, dim]
 
 
 def norm(x: torch.Tensor, layer: nn.RMSNorm, dtype: torch.dtype) -> torch.Tensor:
@@ -61,10 +62,16 @@ def qk_norm_rope(qkv: torch.Tensor, eps: float, rope: Rope) -> QKV:
     return rotate(q, rope), rotate(k, rope), v
 
 
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """SiLU(gate) * up."""
-    gate, up = gate_up.chunk(2, dim=-1)
+def gated_linear(x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+    """SiLU(gate) * up of a linear layer."""
+    gate, up = layer(x).chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
-PLAIN = DecoderOps(norm, scaled_add, scaled_add_norm, qk_norm_rope, swiglu)
+def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Full attention within each of the batch."""
+    q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+
+PLAIN = DecoderOps(norm, scaled_add, scaled_add_norm, qk_norm_rope, gated_linear, sdpa)

@@ -52,18 +52,12 @@ class Float8Linear(nn.Module):
         return self._product(quantize(x.flatten(0, -2))).unflatten(0, x.shape[:-1])
 
     def _product(self, rows: Float8Rows) -> torch.Tensor:
-        if not rows.values.is_cuda:  # the same numbers from float32 arithmetic
-            weight = Float8Rows(self.weight, self.weight_scale).float()
-            return F.linear(rows.float(), weight).to(self.dtype) + (0 if self.bias is None else self.bias)
-        return torch._scaled_mm(
-            rows.values,
-            self.weight.t(),
-            scale_a=rows.scale,
-            scale_b=self.weight_scale.t(),
-            bias=self.bias,
-            out_dtype=self.dtype,
-            use_fast_accum=True,
-        )
+        if rows.values.is_cuda:
+            scales = {"scale_a": rows.scale, "scale_b": self.weight_scale.t()}
+            out = torch._scaled_mm(rows.values, self.weight.t(), **scales, out_dtype=self.dtype, use_fast_accum=True)
+        else:  # the same numbers from float32 arithmetic
+            out = F.linear(rows.float(), Float8Rows(self.weight, self.weight_scale).float()).to(self.dtype)
+        return out if self.bias is None else out + self.bias  # not in the call: cuBLAS has no such kernel for few rows
 
 
 def quantize(x: torch.Tensor) -> Float8Rows:

@@ -24,6 +24,8 @@ from h3serve.models.rope import Rope
 
 _COLUMNS = 2048  # per program of the kernels that need no whole row
 _WARPS = 8  # 16-byte accesses and under 128 registers at the released widths
+_ROWS = 4  # per program of the kernels that need a whole row
+_HEADS, _HEAD_WARPS = 16, 4  # per program of the kernel that needs whole heads
 _LARGEST = tl.constexpr(LARGEST)
 _SMALLEST_SCALE = tl.constexpr(SMALLEST_SCALE)
 
@@ -42,24 +44,45 @@ def _modulated(value, weight, shift, scale, columns, inside, width, eps):
 
 
 @triton.jit
-def _store(out, out_scale, row, width, columns, inside, value):
+def _store(out, out_scale, row, width, columns, inside, value, there):
     """One rounding to the type of `out`; to 8 bits after scaling by the largest of the row, which has to be whole."""
     if out.dtype.element_ty == tl.float8e4nv:
         scale = tl.maximum(tl.max(tl.abs(value), axis=0) / _LARGEST, _SMALLEST_SCALE)
-        tl.store(out_scale + row, scale)
+        tl.store(out_scale + row, scale, mask=there)
         value *= 1.0 / scale
-    tl.store(out + row * width + columns, value.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * width + columns, value.to(out.dtype.element_ty), mask=inside & there)
 
 
 @triton.jit
-def _norm_modulate(x, weight, shift, scale, index, out, out_scale, width, table_stride, eps, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def _norm_modulate(
+    x,
+    weight,
+    shift,
+    scale,
+    index,
+    out,
+    out_scale,
+    rows,
+    width,
+    table_stride,
+    eps,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """`ROWS` rows one after another; the next one is on its way while one is computed."""
+    row = tl.program_id(0).to(tl.int64) * ROWS
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    entry = tl.load(index + row) * table_stride
-    value = load_columns(x + row * width, columns, inside)
-    value = _modulated(value, weight, shift + entry, scale + entry, columns, inside, width, eps)
-    _store(out, out_scale, row, width, columns, inside, value)
+    ahead = tl.load(x + row * width + columns, mask=inside, other=0.0)
+    entry_ahead = tl.load(index + row)
+    for i in tl.static_range(ROWS):
+        value, entry, there = ahead.to(tl.float32), entry_ahead * table_stride, row < rows
+        if i + 1 < ROWS:
+            ahead = tl.load(x + (row + 1) * width + columns, mask=inside & (row + 1 < rows), other=0.0)
+            entry_ahead = tl.load(index + row + 1, mask=row + 1 < rows, other=0)
+        value = _modulated(value, weight, shift + entry, scale + entry, columns, inside, width, eps)
+        _store(out, out_scale, row, width, columns, inside, value, there)
+        row += 1
 
 
 @triton.jit
@@ -75,17 +98,42 @@ def _gated_add(x, gate, index, update, out, width, table_stride, BLOCK: tl.const
 
 @triton.jit
 def _gated_add_norm(
-    x, gate, index, update, total, weight, shift, scale, out, out_scale, width, table_stride, eps, BLOCK: tl.constexpr
+    x,
+    gate,
+    index,
+    update,
+    total,
+    weight,
+    shift,
+    scale,
+    out,
+    out_scale,
+    rows,
+    width,
+    table_stride,
+    eps,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64) * ROWS
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    entry = tl.load(index + row) * table_stride
-    value = load_columns(x + row * width, columns, inside)
-    value += load_columns(gate + entry, columns, inside) * load_columns(update + row * width, columns, inside)
-    tl.store(total + row * width + columns, value.to(total.dtype.element_ty), mask=inside)
-    value = _modulated(value, weight, shift + entry, scale + entry, columns, inside, width, eps)
-    _store(out, out_scale, row, width, columns, inside, value)
+    x_ahead = tl.load(x + row * width + columns, mask=inside, other=0.0)
+    update_ahead = tl.load(update + row * width + columns, mask=inside, other=0.0)
+    entry_ahead = tl.load(index + row)
+    for i in tl.static_range(ROWS):
+        value, added, entry = x_ahead.to(tl.float32), update_ahead.to(tl.float32), entry_ahead * table_stride
+        there = row < rows
+        if i + 1 < ROWS:
+            next_there = inside & (row + 1 < rows)
+            x_ahead = tl.load(x + (row + 1) * width + columns, mask=next_there, other=0.0)
+            update_ahead = tl.load(update + (row + 1) * width + columns, mask=next_there, other=0.0)
+            entry_ahead = tl.load(index + row + 1, mask=row + 1 < rows, other=0)
+        value += load_columns(gate + entry, columns, inside) * added
+        tl.store(total + row * width + columns, value.to(total.dtype.element_ty), mask=inside & there)
+        value = _modulated(value, weight, shift + entry, scale + entry, columns, inside, width, eps)
+        _store(out, out_scale, row, width, columns, inside, value, there)
+        row += 1
 
 
 @triton.jit
@@ -95,7 +143,7 @@ def _swiglu(gate_up, out, out_scale, width, BLOCK: tl.constexpr):
     inside = columns < width
     gate = load_columns(gate_up + row * 2 * width, columns, inside)
     value = gate / (1.0 + tl.exp(-gate)) * load_columns(gate_up + row * 2 * width + width, columns, inside)
-    _store(out, out_scale, row, width, columns, inside, value)
+    _store(out, out_scale, row, width, columns, inside, value, True)
 
 
 @triton.jit
@@ -103,7 +151,7 @@ def _quantize_rows(x, out, out_scale, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    _store(out, out_scale, row, width, columns, inside, load_columns(x + row * width, columns, inside))
+    _store(out, out_scale, row, width, columns, inside, load_columns(x + row * width, columns, inside), True)
 
 
 @triton.jit
@@ -135,29 +183,29 @@ def _qk_norm_rope(
     HALF: tl.constexpr,
     REST: tl.constexpr,
 ):
-    """q, then k, of one row, in place. A head is held as three parts: first and second ends of the pairs, rest."""
+    """Some heads of q or of k of one row, in place; a head is three parts: first and second ends of the pairs, rest."""
     row = tl.program_id(0).to(tl.int64)
-    head = tl.arange(0, HEADS)[:, None]
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    part = tl.program_id(2)
     inside = head < heads
     rest_size: tl.constexpr = HEAD_DIM - 2 * TURNED
+    at = qkv + ((row * 3 + part) * heads + head) * HEAD_DIM
+    first = _load_part(at, 0, TURNED, inside, HALF)
+    second = _load_part(at, TURNED, TURNED, inside, HALF)
+    rest = _load_part(at, 2 * TURNED, rest_size, inside, REST)
     everywhere = (row % period) * TURNED + 0 * head  # gains and tables are read per head: no exchange of layouts
     c = _load_part(cos + everywhere, 0, TURNED, inside, HALF)
     s = _load_part(sin + everywhere, 0, TURNED, inside, HALF)
-    for part in tl.static_range(2):
-        weight = (q_weight if part == 0 else k_weight) + 0 * head
-        at = qkv + ((row * 3 + part) * heads + head) * HEAD_DIM
-        first = _load_part(at, 0, TURNED, inside, HALF)
-        second = _load_part(at, TURNED, TURNED, inside, HALF)
-        rest = _load_part(at, 2 * TURNED, rest_size, inside, REST)
-        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1) + tl.sum(rest * rest, 1)
-        inverse = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
-        first *= inverse * _load_part(weight, 0, TURNED, inside, HALF)
-        second *= inverse * _load_part(weight, TURNED, TURNED, inside, HALF)
-        rest *= inverse * _load_part(weight, 2 * TURNED, rest_size, inside, REST)
-        tl.debug_barrier()  # several threads may hold one element: all have read before one writes
-        _store_part(at, 0, TURNED, inside, first * c - second * s, HALF)
-        _store_part(at, TURNED, TURNED, inside, second * c + first * s, HALF)
-        _store_part(at, 2 * TURNED, rest_size, inside, rest, REST)
+    weight = tl.where(part == 0, q_weight, k_weight) + 0 * head
+    squares = tl.sum(first * first, 1) + tl.sum(second * second, 1) + tl.sum(rest * rest, 1)
+    inverse = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+    first *= inverse * _load_part(weight, 0, TURNED, inside, HALF)
+    second *= inverse * _load_part(weight, TURNED, TURNED, inside, HALF)
+    rest *= inverse * _load_part(weight, 2 * TURNED, rest_size, inside, REST)
+    tl.debug_barrier()  # several threads may hold one element: all have read before one writes
+    _store_part(at, 0, TURNED, inside, first * c - second * s, HALF)
+    _store_part(at, TURNED, TURNED, inside, second * c + first * s, HALF)
+    _store_part(at, 2 * TURNED, rest_size, inside, rest, REST)
 
 
 class _Output:
@@ -184,8 +232,9 @@ def norm_modulate(
     assert shift.stride() == scale.stride() and shift.stride(1) == 1
     out, block = _Output(x, width, float8), triton.next_power_of_2(width)
     tables = (norm.weight, shift, scale, index)
-    sizes = (width, shift.stride(0), norm.eps)
-    _norm_modulate[(rows,)](x, *tables, out.values, out.scale, *sizes, BLOCK=block, num_warps=_WARPS)
+    sizes = (rows, width, shift.stride(0), norm.eps)
+    grid = (triton.cdiv(rows, _ROWS),)
+    _norm_modulate[grid](x, *tables, out.values, out.scale, *sizes, ROWS=_ROWS, BLOCK=block, num_warps=_WARPS)
     return out.get()
 
 
@@ -213,10 +262,10 @@ def gated_add_norm(
     assert gate.stride() == shift.stride() == scale.stride() and shift.stride(1) == 1
     total, out, block = torch.empty_like(x), _Output(x, width, float8), triton.next_power_of_2(width)
     tables = (norm.weight, shift, scale)
-    sizes = (width, shift.stride(0), norm.eps)
-    _gated_add_norm[(rows,)](
-        x, gate, index, update, total, *tables, out.values, out.scale, *sizes, BLOCK=block, num_warps=_WARPS
-    )
+    sizes = (rows, width, shift.stride(0), norm.eps)
+    results = (total, *tables, out.values, out.scale)
+    grid = (triton.cdiv(rows, _ROWS),)
+    _gated_add_norm[grid](x, gate, index, update, *results, *sizes, ROWS=_ROWS, BLOCK=block, num_warps=_WARPS)
     return total, out.get()
 
 
@@ -228,6 +277,11 @@ def swiglu(gate_up: torch.Tensor, float8: bool = False) -> LinearInput:
     grid = (rows, triton.cdiv(width, block))
     _swiglu[grid](gate_up, out.values, out.scale, width, BLOCK=block, num_warps=warps)
     return out.get()
+
+
+def gated_linear(x: LinearInput, layer: nn.Module, float8: bool = False) -> LinearInput:
+    """`ops.gated_linear` with one rounding after the layer's."""
+    return swiglu(layer(x), float8)
 
 
 def quantize_rows(x: torch.Tensor) -> Float8Rows:
@@ -262,7 +316,8 @@ def turn_heads(
     rows, _, heads, head_dim = qkv.shape
     assert qkv.is_contiguous() and all(table.is_contiguous() for table in rope)
     period, turned = rope[0].shape
-    _qk_norm_rope[(rows,)](
+    block = min(_HEADS, triton.next_power_of_2(heads))
+    _qk_norm_rope[(rows, triton.cdiv(heads, block), 2)](
         qkv,
         *gains,
         *rope,
@@ -271,18 +326,18 @@ def turn_heads(
         eps,
         TURNED=turned,
         HEAD_DIM=head_dim,
-        HEADS=triton.next_power_of_2(heads),
+        HEADS=block,
         HALF=triton.next_power_of_2(turned),
         REST=triton.next_power_of_2(max(head_dim - 2 * turned, 1)),
-        num_warps=_WARPS,
+        num_warps=_HEAD_WARPS,
     )
 
 
-FUSED = Ops(norm_modulate, gated_add, gated_add_norm, qk_norm_rope, swiglu)
+FUSED = Ops(norm_modulate, gated_add, gated_add_norm, qk_norm_rope, gated_linear)
 FUSED_FLOAT8 = Ops(
     partial(norm_modulate, float8=True),
     gated_add,
     partial(gated_add_norm, float8=True),
     qk_norm_rope,
-    partial(swiglu, float8=True),
+    partial(gated_linear, float8=True),
 )

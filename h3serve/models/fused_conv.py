@@ -114,12 +114,13 @@ def convolve(
     """
     assert skip is None or operand.scale is None
     out_channels, channels = weight.shape[:2]
-    assert channels % _BLOCK_K == 0, f"{channels} channels are no multiple of {_BLOCK_K}"
+    block_k = min(_BLOCK_K, channels)
+    assert channels % block_k == 0 and block_k % 16 == 0, f"{channels} channels are not what the kernel takes"
     border = 2 if operand.stride == 1 else 1
     height, width = operand.height - border, operand.width - border
     out_frames = (operand.frames - 3) // time_stride + 1
     out = bias.new_empty(operand.batch, out_frames, height, width, out_channels)
-    block_m, block_n = (256, 128) if out_channels <= 128 else (128, 256)
+    block_m, block_n = (128, 256) if out_channels > 128 else (256 if channels >= _BLOCK_K else 128, 128)
     packed = packed_weight(weight)
     grid = (
         triton.cdiv(out_channels, block_n),
@@ -127,8 +128,8 @@ def convolve(
         operand.batch * out_frames,
     )
     _convolve[grid](
-        TensorDescriptor.from_tensor(operand.rows, [block_m, _BLOCK_K]),
-        TensorDescriptor.from_tensor(packed, [block_n, _BLOCK_K]),
+        TensorDescriptor.from_tensor(operand.rows, [block_m, block_k]),
+        TensorDescriptor.from_tensor(packed, [block_n, block_k]),
         bias,
         operand.scale,
         skip,
@@ -145,7 +146,7 @@ def convolve(
         STRIDE=operand.stride,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
-        BLOCK_K=_BLOCK_K,
+        BLOCK_K=block_k,
         num_warps=_WARPS,
         num_stages=_STAGES,
     )

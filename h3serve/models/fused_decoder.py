@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import nn
 
 from h3serve.models import fused
-from h3serve.models.decoder_ops import QKV, DecoderOps, Rope
+from h3serve.models.decoder_ops import QKV, DecoderOps, Rope, sdpa
 from h3serve.models.fused import load_columns
 
 _WARPS = 4
@@ -94,11 +94,11 @@ def qk_norm_rope(qkv: torch.Tensor, eps: float, rope: Rope) -> QKV:
     return q, k, v
 
 
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """`decoder_ops.swiglu`."""
-    out = fused.swiglu(gate_up.flatten(0, 1))
+def gated_linear(x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+    """`decoder_ops.gated_linear`."""
+    out = fused.swiglu(layer(x).flatten(0, 1))
     assert isinstance(out, torch.Tensor)
-    return out.unflatten(0, gate_up.shape[:2])
+    return out.unflatten(0, x.shape[:2])
 
 
 @lru_cache(maxsize=8)
@@ -106,4 +106,4 @@ def _ones(width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.ones(width, dtype=dtype, device=device)
 
 
-FUSED = DecoderOps(norm, scaled_add, scaled_add_norm, qk_norm_rope, swiglu)
+FUSED = DecoderOps(norm, scaled_add, scaled_add_norm, qk_norm_rope, gated_linear, sdpa)

@@ -39,7 +39,7 @@ class MLP(nn.Module):
 
     def forward(self, x: LinearInput, *, ops: Ops) -> torch.Tensor:
         """x [S, hidden] -> [S, hidden]."""
-        return self.fc2(ops.swiglu(self.fc1(x)))
+        return self.fc2(ops.gated_linear(x, self.fc1))
 
 
 class Core(nn.Module):

@@ -31,7 +31,7 @@ class Ops:
     gated_add: Callable[..., torch.Tensor]  # x, gate, index, update
     gated_add_norm: Callable[..., tuple[torch.Tensor, LinearInput]]  # x, gate, index, update, norm, shift, scale
     qk_norm_rope: Callable[..., QKV]  # qkv [S, 3, heads, head_dim], q_norm, k_norm, rope or None
-    swiglu: Callable[[torch.Tensor], LinearInput]  # [S, 2F], gate first -> [S, F]
+    gated_linear: Callable[[LinearInput, nn.Module], LinearInput]  # x, linear layer to [S, 2F], gate first -> [S, F]
 
 
 def norm_modulate(
@@ -60,6 +60,11 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
+def gated_linear(x: LinearInput, layer: nn.Module) -> torch.Tensor:
+    """SwiGLU of a linear layer."""
+    return swiglu(layer(x))
+
+
 def gated_add(x: torch.Tensor, gate: torch.Tensor, index: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     """The residual stream plus gate * update; the gate is used as it is."""
     return x + gate.index_select(0, index) * update
@@ -79,4 +84,4 @@ def gated_add_norm(
     return x, norm_modulate(x, norm, shift, scale, index)
 
 
-PLAIN = Ops(norm_modulate, gated_add, gated_add_norm, qk_norm_rope, swiglu)
+PLAIN = Ops(norm_modulate, gated_add, gated_add_norm, qk_norm_rope, gated_linear)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 from h3serve.core.tasks import Quality
 from h3serve.models import decoder_ops, video_encoder
-from h3serve.models.attention import fastest, sdpa
+from h3serve.models.attention import fastest, flash4_batched, has_flash4, sdpa
 from h3serve.models.float8_linear import Float8Linear
 from h3serve.models.ops import PLAIN, Ops
 from h3serve.models.transformer import Transformer
@@ -38,16 +39,20 @@ def use_tier(transformer: Transformer, quality: Quality, device: torch.device) -
 
 def use_vae_tier(vae: VideoVAE, quality: Quality, device: torch.device) -> None:
     """Sets the kernels of a video VAE likewise, in both directions; fast is as lossless."""
-    vae.decoder.ops, vae.encoder.run_levels = decoder_ops.PLAIN, video_encoder.run_levels
+    vae.decoder.ops, vae.encoder.trunk = decoder_ops.PLAIN, video_encoder.trunk
     if quality == "exact" or not _has_kernels(device):
         return
     from h3serve.models.fused_decoder import FUSED
 
-    vae.decoder.ops = FUSED
-    if torch.cuda.get_device_capability(device) >= (9, 0) and not any(n % FUSED_CHANNELS for n in vae.config.channels):
-        from h3serve.models.fused_encoder import run_levels
+    vae.decoder.ops = replace(FUSED, attention=flash4_batched) if has_flash4(device) else FUSED
+    if _has_gated_gemm(device):
+        from h3serve.models.gated_gemm import gated_linear_batched
 
-        vae.encoder.run_levels = run_levels  # loads by the bulk copy engine that Hopper brought
+        vae.decoder.ops = replace(vae.decoder.ops, gated_linear=gated_linear_batched)
+    if torch.cuda.get_device_capability(device) >= (9, 0) and not any(n % FUSED_CHANNELS for n in vae.config.channels):
+        from h3serve.models.fused_encoder import trunk
+
+        vae.encoder.trunk = trunk  # loads by the bulk copy engine that Hopper brought
 
 
 def has_float8(module: nn.Module) -> bool:
@@ -59,9 +64,19 @@ def _has_kernels(device: torch.device) -> bool:
     return device.type == "cuda" and find_spec("triton") is not None
 
 
+def _has_gated_gemm(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) == (9, 0) and has_flash4(device)
+
+
 def _fused(device: torch.device, float8: bool) -> Ops:
     if not _has_kernels(device):
         return PLAIN
     from h3serve.models.fused import FUSED, FUSED_FLOAT8  # here, since Triton comes with CUDA builds of torch only
 
-    return FUSED_FLOAT8 if float8 else FUSED
+    if float8:
+        return FUSED_FLOAT8
+    if _has_gated_gemm(device):
+        from h3serve.models.gated_gemm import gated_linear
+
+        return replace(FUSED, gated_linear=gated_linear)
+    return FUSED

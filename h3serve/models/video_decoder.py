@@ -11,7 +11,6 @@ import math
 from functools import lru_cache
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from h3serve.models.decoder_ops import PLAIN, DecoderOps, Rope
@@ -50,8 +49,7 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, rope: Rope, ops: DecoderOps = PLAIN) -> torch.Tensor:
         """`[B,N,width]` in the dtype of the weights, in and out."""
         qkv = self.to_qkv(x).unflatten(-1, (3, self.heads, -1))
-        q, k, v = (part.transpose(1, 2) for part in ops.qk_norm_rope(qkv, self.eps, rope))
-        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return self.to_out(ops.attention(*ops.qk_norm_rope(qkv, self.eps, rope)).flatten(2))
 
 
 class FeedForward(nn.Module):
@@ -64,7 +62,7 @@ class FeedForward(nn.Module):
         self.w2 = nn.Linear(inner, config.width)
 
     def forward(self, x: torch.Tensor, ops: DecoderOps = PLAIN) -> torch.Tensor:
-        return self.w2(ops.swiglu(self.w1(x)))
+        return self.w2(ops.gated_linear(x, self.w1))
 
 
 class Block(nn.Module):

@@ -119,9 +119,10 @@ class Level(nn.Module):
         return self.downsample(x) if hasattr(self, "downsample") else x
 
 
-def run_levels(levels: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
-    """All levels one after another."""
-    for level in levels:
+def trunk(encoder: VideoEncoder, pixels: torch.Tensor) -> torch.Tensor:
+    """The first convolution and all levels one after another."""
+    x = encoder.conv_in(pixels)
+    for level in encoder.down:
         x = level(x)
     return x
 
@@ -129,17 +130,17 @@ def run_levels(levels: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
 class VideoEncoder(nn.Module):
     """Pixels `[B,3,D,H,W]`, D 17 or 1, to features `[B,48,ceil(D/4),H/16,W/16]`; float32.
 
-    `run_levels` may be exchanged for one with other kernels (`tiers.use_vae_tier`).
+    `trunk` may be exchanged for one with other kernels (`tiers.use_vae_tier`).
     """
 
     def __init__(self, config: VideoVAEConfig) -> None:
         super().__init__()
-        self.run_levels: Callable[[nn.ModuleList, torch.Tensor], torch.Tensor] = run_levels
+        self.trunk: Callable[[VideoEncoder, torch.Tensor], torch.Tensor] = trunk
         self.conv_in = CausalConv3d(config.in_channels, config.channels[0])
         self.down = nn.ModuleList(Level(i, config) for i in range(len(config.channels)))
         self.norm_out = FrameGroupNorm(config.norm_groups, config.channels[-1], config.norm_eps)
         self.conv_out = CausalConv3d(config.channels[-1], 2 * config.latent_channels)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        x = self.run_levels(self.down, self.conv_in(pixels))
+        x = self.trunk(self, pixels)
         return self.conv_out(F.silu(self.norm_out(x)))

@@ -4,7 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import nn
 
+from h3serve.models import decoder_ops
+from h3serve.models.attention import has_flash4
 from h3serve.models.video_vae import VideoVAE, to_compute_dtype, to_uint8
 from h3serve.runtime.copy_out import to_host
 from tests.models.tiny_video_vae import tiny
@@ -66,6 +69,23 @@ def test_float16_decode_is_near_float32(vae: VideoVAE) -> None:
     vae.tile_batch = 4
     frames = vae.decode_all(latents.cuda()).cpu()
     assert 0 < (frames - expected).abs().max() < 1e-2
+
+
+@pytest.mark.parametrize("width", [256, 2048])
+def test_gated_product_with_a_bias(width: int) -> None:
+    if not has_flash4(torch.device("cuda")):
+        pytest.skip("FlashAttention-4 is not installed")
+    from h3serve.models.gated_gemm import gated_linear_batched
+
+    layer = nn.Linear(width, 8 * width, device="cuda", dtype=torch.float16).requires_grad_(False)
+    x = torch.randn(3, 357, width, device="cuda", dtype=torch.float16)
+    gate, up = (x.double() @ layer.weight.double().t() + layer.bias.double()).chunk(2, dim=-1)
+    exact = gate * gate.sigmoid() * up
+    errors = [
+        (call(x, layer).double() - exact).norm() / exact.norm()
+        for call in (gated_linear_batched, decoder_ops.gated_linear)
+    ]
+    assert errors[0] <= errors[1]
 
 
 def test_encode_precisions(vae: VideoVAE) -> None:

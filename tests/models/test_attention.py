@@ -1,9 +1,7 @@
 import pytest
 import torch
 
-from h3serve.models.attention import fastest, flash4, sdpa
-
-CPU = torch.device("cpu")
+from h3serve.models.attention import available, fastest, mean_key, sdpa
 
 
 def test_sdpa_is_full_attention_per_head() -> None:
@@ -22,13 +20,13 @@ def test_sdpa_takes_views_of_packed_qkv() -> None:
 @pytest.mark.parametrize(
     ("device", "capability", "dtype", "installed", "expected"),
     [
-        ("cpu", None, torch.bfloat16, True, sdpa),
-        ("cuda", (9, 0), torch.bfloat16, True, flash4),
-        ("cuda", (10, 0), torch.bfloat16, True, flash4),
-        ("cuda", (9, 0), torch.bfloat16, False, sdpa),
-        ("cuda", (9, 0), torch.float32, True, sdpa),
-        ("cuda", (8, 9), torch.bfloat16, True, sdpa),
-        ("cuda", (12, 0), torch.bfloat16, True, sdpa),
+        ("cpu", None, torch.bfloat16, True, "sdpa"),
+        ("cuda", (9, 0), torch.bfloat16, True, "FlashAttention-4"),
+        ("cuda", (10, 0), torch.bfloat16, True, "FlashAttention-4"),
+        ("cuda", (9, 0), torch.bfloat16, False, "padded cuDNN"),
+        ("cuda", (9, 0), torch.float32, True, "sdpa"),
+        ("cuda", (8, 9), torch.bfloat16, True, "sdpa"),
+        ("cuda", (12, 0), torch.bfloat16, True, "sdpa"),
     ],
 )
 def test_fastest(
@@ -36,9 +34,43 @@ def test_fastest(
     capability: tuple[int, int] | None,
     dtype: torch.dtype,
     installed: bool,
-    expected: object,
+    expected: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("h3serve.models.attention._has_flash4", lambda: installed)
+    def find_spec(name: str) -> object:
+        return object() if name == "triton" or installed else None
+
+    monkeypatch.setattr("h3serve.models.attention.find_spec", find_spec)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    assert fastest(torch.device(device), dtype) is expected
+    kernels = available(torch.device(device), dtype)
+    assert list(kernels)[-1] == expected
+    assert fastest(torch.device(device), dtype) is kernels[expected]
+
+
+def padded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention and logsumexp [heads, S] with `count` more keys, whose values are zero."""
+    mean = mean_key(k)
+    k, v = torch.cat([k, mean.expand(count, -1, -1)]), torch.cat([v, torch.zeros_like(v[:count])])
+    scores = torch.einsum("shd,thd->hst", q, k) / q.shape[-1] ** 0.5
+    return torch.einsum("hst,thd->shd", scores.softmax(-1), v).contiguous(), scores.logsumexp(-1)
+
+
+@pytest.mark.parametrize("common", [0.0, 5.0])
+@pytest.mark.parametrize("count", [1, 100])
+def test_what_padding_adds_is_taken_out(common: float, count: int) -> None:
+    """Also for queries that all real keys point away from."""
+    pytest.importorskip("triton")
+    from h3serve.models.fused_padding import without_padding
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator().manual_seed(count)
+    packed = torch.randn(300, 3, 3, 64, generator=generator).to(device)
+    packed[:, 1] += common
+    packed[:150, 0] -= common
+    q, k, v = packed.unbind(1)
+    out, logsumexp = padded(q, k, v, count)
+    assert common or (out - sdpa(q, k, v)).norm() > 1e-3 * out.norm()
+    weight = count * torch.exp(torch.einsum("shd,hd->hs", q, mean_key(k)) / 8 - logsumexp)
+    assert weight.max() < count / (300 + count) * 1.01  # Jensen
+    without_padding(out, logsumexp, q=q, key=mean_key(k), count=count)
+    assert torch.allclose(out, sdpa(q, k, v), atol=2e-5)

@@ -4,6 +4,7 @@ On a CUDA device where there is one, in Triton's interpreter (tests/conftest.py)
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ pytest.importorskip("triton")
 # The interpreter cuts float32 to bfloat16 where a GPU rounds: up to twice the error.
 SLACK = 1.001 if DEVICE == "cuda" else 2.0
 
-from h3serve.models.fused import FUSED, FUSED_FLOAT8, quantize_rows  # noqa: E402
+from h3serve.models import fused  # noqa: E402
+from h3serve.models.fused import FUSED, FUSED_FLOAT8  # noqa: E402
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 HIDDEN = pytest.mark.parametrize("width", [64, 672, 2050])
@@ -96,15 +98,17 @@ def test_gated_add_norm(width: int, dtype: torch.dtype) -> None:
     _, _, gate, shift, scale, _ = draw.table(6, 6, width)
     args = (draw(37, width), gate, draw.index(37, 6), draw(37, width), draw.norm(width), shift, scale)
     results = FUSED.gated_add_norm(*args), ops.gated_add_norm(*args), in_float32("gated_add_norm", *args)
-    for fused, plain, exact in zip(*results, strict=True):
-        check(fused, plain, exact)
+    for parts in zip(*results, strict=True):
+        check(*parts)
 
 
 @DTYPES
 @pytest.mark.parametrize("width", [48, 160, 2049])
 def test_swiglu(width: int, dtype: torch.dtype) -> None:
     gate_up = 4 * Draw(width, dtype)(37, 2 * width)
-    check(FUSED.swiglu(gate_up), ops.swiglu(gate_up), in_float32("swiglu", gate_up))
+    check(fused.swiglu(gate_up), ops.swiglu(gate_up), in_float32("swiglu", gate_up))
+    layer = nn.Identity()
+    assert torch.equal(FUSED.gated_linear(gate_up, layer), fused.swiglu(gate_up))
 
 
 @DTYPES
@@ -123,6 +127,12 @@ def test_qk_norm_rope(heads: int, head_dim: int, turned: int, dtype: torch.dtype
     assert torch.equal(fused[2], qkv[:, 2])
 
 
+def eight_bits(name: str) -> Callable[..., Any]:
+    if name == "swiglu":
+        return lambda gate_up: FUSED_FLOAT8.gated_linear(gate_up, nn.Identity())
+    return getattr(FUSED_FLOAT8, name)
+
+
 @pytest.mark.parametrize("name", ["norm_modulate", "gated_add_norm", "swiglu", "quantize_rows"])
 @pytest.mark.parametrize("width", [64, 2050])
 def test_eight_bits(name: str, width: int) -> None:
@@ -131,14 +141,14 @@ def test_eight_bits(name: str, width: int) -> None:
     _, _, gate, shift, scale, _ = draw.table(6, 6, width)
     x, index, norm = 3 * draw(37, width), draw.index(37, 6), draw.norm(width)
     if name == "quantize_rows":
-        made, exact = quantize_rows(x), x.float()
+        made, exact = fused.quantize_rows(x), x.float()
     else:
         args = {
             "norm_modulate": (x, norm, shift, scale, index),
             "gated_add_norm": (x, gate, index, draw(37, width), norm, shift, scale),
             "swiglu": (draw(37, 2 * width),),
         }[name]
-        made, exact = getattr(FUSED_FLOAT8, name)(*args), in_float32(name, *args)
+        made, exact = eight_bits(name)(*args), in_float32(name, *args)
         if name == "gated_add_norm":
             assert torch.equal(made[0], FUSED.gated_add(*args[:4]))
             made, exact = made[1], exact[1]
@@ -174,7 +184,7 @@ def test_every_element_is_written(name: str, monkeypatch: pytest.MonkeyPatch) ->
         "gated_add_norm": (x, gate, index, draw(7, 2050), draw.norm(2050), shift, scale),
         "swiglu": (draw(7, 2 * 2050),),
     }[name]
-    results = getattr(FUSED, name)(*args)
+    results = getattr(fused, name)(*args)
     for result in results if isinstance(results, tuple) else (results,):
         assert torch.isfinite(result).all()
 

@@ -80,7 +80,7 @@ def test_whole_encoder() -> None:
     encoder = filled(VideoEncoder(WIDE))
     pixels = draw(1, 3, 5, 32, 48)
     plain = encoder(pixels)
-    encoder.run_levels = fused_encoder.run_levels
+    encoder.trunk = fused_encoder.trunk
     assert any(isinstance(level, Level) for level in encoder.down)
     fused = encoder(pixels)
     assert fused.shape == plain.shape

@@ -46,6 +46,6 @@ def test_a_tier_that_does_not_exist_is_refused() -> None:
 
 def test_vae_on_a_cpu_has_no_kernels() -> None:
     vae = tiny()
-    vae.decoder.ops, vae.encoder.run_levels = None, None  # type: ignore[assignment]
+    vae.decoder.ops, vae.encoder.trunk = None, None  # type: ignore[assignment]
     use_vae_tier(vae, "lossless", CPU)
-    assert (vae.decoder.ops, vae.encoder.run_levels) == (decoder_ops.PLAIN, video_encoder.run_levels)
+    assert (vae.decoder.ops, vae.encoder.trunk) == (decoder_ops.PLAIN, video_encoder.trunk)

@@ -1,0 +1,46 @@
+"""SwiGLU inside the matrix product before it, by the GEMM kernels that come with FlashAttention-4 (`[fa4]`).
+
+Gate and up never reach memory, and the product is of their float32 sums. Import this file only where
+`attention.has_flash4` is true; float16 and bfloat16.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from h3serve.models import fused
+from h3serve.models.ops import LinearInput
+
+HOPPER_TILE = (256, 192)  # docs/speed.md: of six, the one that is no slower than cuBLAS
+
+
+def gated_linear(x: LinearInput, layer: nn.Module) -> LinearInput:
+    """`ops.gated_linear` with one rounding in all; layers of another kind go through `fused.gated_linear`."""
+    if type(layer) is not nn.Linear or not isinstance(x, torch.Tensor):
+        return fused.gated_linear(x, layer)
+    return _product(x, layer)
+
+
+def gated_linear_batched(x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+    """`decoder_ops.gated_linear` likewise, on [B, N, in]."""
+    assert isinstance(layer, nn.Linear)
+    return _product(x.flatten(0, 1), layer).unflatten(0, x.shape[:2])
+
+
+def _product(x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
+    from quack.gemm_config import GemmConfig
+    from quack.gemm_interface import gemm_act
+
+    config = GemmConfig(*HOPPER_TILE, pingpong=False, cluster_m=2, cluster_n=1, is_dynamic_persistent=False)
+    halves = ("B",) if layer.bias is None else ("B", "bias")  # [gate; up], not gate and up in turn
+    _, out = gemm_act(
+        x,
+        layer.weight.t(),
+        bias=layer.bias,
+        activation="swiglu",
+        store_preact=False,
+        config=config,
+        concat_layout=halves,
+    )
+    return out
