@@ -33,6 +33,7 @@ from h3serve.runtime.residency import Choice, check_fits, work_of
 from h3serve.runtime.scheduled import Direct, ModulationSource
 from h3serve.runtime.sharding import ONE, Share
 from h3serve.runtime.sizes import choose_for, tile_bytes
+from h3serve.runtime.updates import Updates
 from h3serve.weights.layout import ModelFolder
 from h3serve.weights.locate import locate
 from h3serve.weights.size_rules import read_size_rules
@@ -57,6 +58,7 @@ class Engine:
     placements: Mapping[nn.Module, Placement[nn.Module]] = field(default_factory=dict)  # of networks not always there
     modulations: Mapping[Partition, ModulationSource] = field(default_factory=dict)  # others: straight from the network
     encodings: EncodingCache = field(default_factory=EncodingCache)
+    cache: Path = DEFAULT_CACHE  # folder for what is made once and kept
     choice: Choice | None = None  # why the networks are placed as they are
     peaks: PeakMeter = field(default_factory=lambda: PeakMeter(torch.device("cpu")))
 
@@ -87,6 +89,13 @@ class Engine:
         """Where the task's transformer gets its modulation from."""
         partition = PARTITION_OF[task]
         return self.modulations.get(partition) or Direct(self.denoisers[partition].modulation)
+
+    def updates(self, partition: Partition) -> Updates:
+        """Takes new weights for a partition's transformer, or refuses them before a byte is written."""
+        denoiser, tiers = self.denoisers[partition], self.modulations.get(partition)
+        if not isinstance(tiers, AdaLN):
+            raise RequestError("partition", partition, "its weights were not loaded from a checkpoint")
+        return Updates(self.placements[denoiser], tiers, partition, self.device, self.cache)
 
     def stats(self, task: Task) -> dict[str, Any]:
         """Counters since the start: the modulation tiers of the task's transformer, and encodings."""
@@ -164,6 +173,7 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
         placements=placements,
         modulations=tiers,
         encodings=EncodingCache(agree=share.all_have),
+        cache=cache,
         choice=choice,
         peaks=peaks,
     )

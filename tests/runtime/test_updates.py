@@ -1,0 +1,162 @@
+"""A refused update leaves every bit as it was; an accepted one leaves nothing of the old weights."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from h3serve import Generator
+from h3serve.core.errors import CheckpointError, RequestError, WorkerError
+from h3serve.pipeline.result import GenerationResult
+from h3serve.runtime import sizes
+from h3serve.runtime.machine import Machine
+from h3serve.runtime.updates import Updates
+from h3serve.weights.demo import write_demo_checkpoint
+from h3serve.weights.layout import ModelFolder, open_folder
+from h3serve.weights.load import EntryReader
+
+TARGET = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
+REQUEST: dict[str, Any] = {"task": "t2va", "prompt": "rain", "target": TARGET, "num_inference_steps": 2, "seed": 3}
+WHERE = ["resident", "offload", "files"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    base = tmp_path_factory.mktemp("demo")
+    for name, seed in (("old", 0), ("new", 7)):
+        write_demo_checkpoint(base / name, seed=seed)
+    return base / "old", base / "new"
+
+
+def load(folder: Path, where: str, patch: pytest.MonkeyPatch) -> Generator:
+    if where == "files":
+        patch.setattr(sizes, "measure", lambda device: Machine(2**40, 2**40, 2**20, 2**20))
+    return Generator.from_pretrained(folder, device="cpu", residency="offload" if where == "files" else where)
+
+
+def same(a: GenerationResult, b: GenerationResult) -> bool:
+    return np.array_equal(a.video, b.video) and np.array_equal(a.audio, b.audio)
+
+
+@pytest.fixture(scope="module")
+def expected(folders: tuple[Path, Path]) -> dict[str, GenerationResult]:
+    # The new transformer beside the old encoder and VAEs is what an update is to give.
+    old, new = (Generator.from_pretrained(folder, device="cpu", residency="resident") for folder in folders)
+    before = old.generate(REQUEST)
+    mixed = replace(old.engine, denoisers=new.engine.denoisers, modulations=new.engine.modulations, placements={})
+    return {"old": before, "new": Generator(mixed).generate(REQUEST)}
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_from_disk_replaces_everything(
+    folders: tuple[Path, Path],
+    expected: dict[str, GenerationResult],
+    where: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    generator = load(folders[0], where, monkeypatch)
+    assert same(generator.generate(REQUEST), expected["old"])
+    generator.engine.updates("fl2va").from_disk(open_folder(folders[1]))
+    result = generator.generate(REQUEST)
+    assert same(result, expected["new"]) and not same(result, expected["old"])
+
+
+def refusals(new: ModelFolder, tmp_path: Path) -> dict[str, Any]:
+    def torn(update: Updates) -> None:
+        folder = tmp_path / "torn"
+        write_demo_checkpoint(folder, seed=7)
+        shard = next((folder / "FL2VA" / "transformer").glob("*.safetensors"))
+        shard.write_bytes(shard.read_bytes()[:-100])
+        update.from_disk(open_folder(folder))
+
+    gain = {"transformer.final_layer.norm.weight": torch.ones(64)}
+    embed = {"modulation.time_embedder.proj_in.bias": torch.ones(64)}
+    projection = {"modulation.blocks.0.adaln_proj.linear.bias": torch.ones(18 * 64)}
+    return {
+        "a torn file": torn,
+        "tensors without a source": lambda u: u.from_tensors(gain, None),
+        "an unknown name": lambda u: u.from_tensors({"transformer.nothing": torch.ones(1)}, new),
+        "a wrong shape": lambda u: u.from_tensors({next(iter(gain)): torch.ones(3)}, new),
+        "NaN": lambda u: u.from_tensors({next(iter(gain)): torch.full((64,), float("nan"))}, new),
+        "an embedder that is not the source's": lambda u: u.from_tensors(embed, new),
+        "a projection as a tensor": lambda u: u.from_tensors(projection, new),
+        "an adapter on a projection": lambda u: u.validate_lora_layers(
+            ["transformer.blocks.0.attn.out_proj", "modulation.blocks.1.adaln_proj.linear"]
+        ),
+    }
+
+
+def test_refusals_leave_every_bit_as_it_was(
+    folders: tuple[Path, Path], expected: dict[str, GenerationResult], tmp_path: Path
+) -> None:
+    generator = Generator.from_pretrained(folders[0], device="cpu", residency="resident")
+    denoiser = generator.engine.denoisers["fl2va"]
+    generator.generate(REQUEST)
+    held = {name: value.clone() for name, value in denoiser.state_dict().items() if not value.is_meta}
+    tiers = generator.engine.modulations["fl2va"].stats()  # type: ignore[attr-defined]
+    for what, attempt in refusals(open_folder(folders[1]), tmp_path).items():
+        with pytest.raises((RequestError, CheckpointError)) as caught:
+            attempt(generator.engine.updates("fl2va"))
+        assert str(caught.value), what
+        state = denoiser.state_dict()
+        assert all(torch.equal(state[name], value) for name, value in held.items()), what
+    assert generator.engine.modulations["fl2va"].stats() == tiers  # type: ignore[attr-defined]
+    assert same(generator.generate(REQUEST), expected["old"])
+
+
+@pytest.mark.parametrize("where", ["resident", "offload"])
+def test_from_tensors_with_their_source(
+    folders: tuple[Path, Path],
+    expected: dict[str, GenerationResult],
+    where: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    generator = load(folders[0], where, monkeypatch)
+    generator.generate(REQUEST)
+    theirs = Generator.from_pretrained(folders[1], device="cpu", residency="resident").engine.denoisers["fl2va"]
+    tensors = {name: value for name, value in theirs.state_dict().items() if not value.is_meta}
+    generator.engine.updates("fl2va").from_tensors(tensors, open_folder(folders[1]))
+    assert same(generator.generate(REQUEST), expected["new"])
+
+
+def test_weights_left_in_files_take_no_tensors(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    generator = load(folders[0], "files", monkeypatch)
+    with pytest.raises(RequestError, match="update from disk instead"):
+        generator.engine.updates("fl2va").from_tensors({}, open_folder(folders[1]))
+
+
+def test_an_update_that_breaks_off_says_that_the_model_is_broken(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    generator = Generator.from_pretrained(folders[0], device="cpu", residency="resident")
+
+    def failing(*args: object) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(EntryReader, "read", failing)
+    monkeypatch.setattr(Updates, "validate_weight_update_source", _checked_before(Updates, folders))
+    with pytest.raises(WorkerError, match="weights of two checkpoints: the disk is gone"):
+        generator.engine.updates("fl2va").from_disk(open_folder(folders[1]))
+
+
+def _checked_before(cls: type[Updates], folders: tuple[Path, Path]) -> Any:
+    """The real check reads with the reader that this test breaks."""
+    from h3serve.models.denoiser import key_map
+    from h3serve.runtime.rebuild import Projections, is_projection
+    from h3serve.runtime.updates import Source
+    from h3serve.weights.index import read_index
+
+    def check(self: Updates, folder: ModelFolder) -> Source:
+        index = read_index(folder.component("transformer", "fl2va").weights)
+        names = key_map(self.placement.module.config, folder.layout)  # type: ignore[arg-type]
+        ours = tuple(entry for entry in names.entries if not is_projection(entry.target))
+        return Source(index, ours, Projections(index, names, torch.float32))
+
+    return check
