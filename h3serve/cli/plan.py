@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from h3serve.cli import flags
 from h3serve.cli.body import build_request, read_body
 from h3serve.cli.console import say
+
+if TYPE_CHECKING:
+    from h3serve.core.plan import Plan
+    from h3serve.runtime.residency import Choice
 
 
 def plan(
@@ -27,6 +32,9 @@ def plan(
     duration: flags.Duration = None,
     steps: flags.Steps = None,
     seed: flags.Seed = None,
+    residency: flags.Residency = "auto",
+    device_gib: Annotated[float | None, typer.Option(help="Device memory to plan for; this GPU's if left out.")] = None,
+    host_gib: Annotated[float | None, typer.Option(help="Host memory to plan for; this machine's if left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show canvas, frames, rows, work and memory of a request."""
@@ -43,12 +51,33 @@ def plan(
 
         partition = PARTITION_OF[request.task]
         ingest = Ingest(read_size_rules(locate(model, partition).partition(partition).folder))
-    shown = ingest.plan(request).describe()
+    resolved = ingest.plan(request)
+    shown = resolved.describe()
+    choice = None if model is not None else _placement(resolved, residency, device_gib, host_gib)
+    if choice is not None:
+        shown["placement"] = choice.describe()
     if as_json:
         say(json.dumps(shown, indent=2))
         return
-    for line in _lines(shown):
+    for line in [*_lines(shown), *(choice.lines() if choice else [])]:
         say(line)
+
+
+def _placement(resolved: Plan, residency: str, device_gib: float | None, host_gib: float | None) -> Choice | None:
+    """Where the released weights would live, on the machine that was described or on this one's GPU."""
+    import torch
+
+    from h3serve.runtime.machine import Machine, host_memory, measure
+    from h3serve.runtime.sizes import choose_released
+
+    if device_gib is None and not torch.cuda.is_available():
+        return None
+    total, free = (int(host_gib * 2**30),) * 2 if host_gib is not None else host_memory()
+    if device_gib is not None:
+        machine = Machine(int(device_gib * 2**30), int(device_gib * 2**30), total, free)
+    else:
+        machine = replace(measure(torch.device("cuda")), host_bytes=total, host_free=free)
+    return choose_released(residency, resolved, machine)
 
 
 def _lines(shown: dict[str, Any]) -> list[str]:
@@ -62,5 +91,5 @@ def _lines(shown: dict[str, Any]) -> list[str]:
         f"rows        {about}{rows['total']}: {about}{rows['text']} text, {rows['conditions']} conditions, "
         f"{rows['audio']} sound, {rows['video']} video",
         f"work        {about}{shown['petaflops']} PFLOP in {shown['steps']} evaluations",
-        f"memory      {about}{shown['peak_gib']} GiB while denoising, transformer resident in bfloat16",
+        f"memory      {about}{shown['peak_gib']} GiB while denoising, the transformer alone on the device, in bfloat16",
     ]

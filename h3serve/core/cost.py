@@ -47,6 +47,11 @@ def text_bytes(tokens: int, model: ModelSize, bytes_per_value: int) -> int:
     return tokens * 3 * (model.encoder_hidden + model.encoder_ffn) * bytes_per_value
 
 
+def modulation_bytes(timesteps: int, model: ModelSize, bytes_per_value: int) -> int:
+    """Device bytes of the modulation tables of so many timesteps (spec/checkpoint.md 1.5)."""
+    return timesteps * (model.layers * 18 + 2) * model.hidden * bytes_per_value
+
+
 def step_bytes(rows: int, model: ModelSize, bytes_per_value: int) -> int:
     """Device bytes that one evaluation needs beside the weights: the widest moment of a block.
 

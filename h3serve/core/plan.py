@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from h3serve.core import geometry, segments
-from h3serve.core.cost import RELEASED_MODEL, ModelSize, step_bytes, step_flops, weight_bytes
+from h3serve.core.cost import RELEASED_MODEL, ModelSize, modulation_bytes, step_bytes, step_flops, weight_bytes
 from h3serve.core.encoder_tokens import video_blocks, vision_tokens
 from h3serve.core.errors import RequestError
 from h3serve.core.geometry import FPS, RELEASED_SIZES, SAMPLE_RATE, Size, SizeRules
@@ -61,14 +61,21 @@ class Plan:
         return self.text_tokens + self.condition_rows + self.target.rows
 
     @property
+    def timesteps(self) -> int:
+        """Distinct timesteps of all evaluations, at most: of video, sound, and conditions of either kind."""
+        kinds = 2 + any(s.video_rows for s in self.conditions) + any(s.audio_rows for s in self.conditions)
+        return self.steps * kinds
+
+    @property
     def flops(self) -> float:
         """Floating-point operations of all evaluations."""
         return self.steps * step_flops(self.rows, self.model)
 
     def peak_bytes(self, bytes_per_value: int = 2) -> int:
-        """Device bytes while denoising with the transformer and its modulation resident."""
-        weights = weight_bytes(self.model, bytes_per_value)
-        return weights["transformer"] + weights["modulation"] + step_bytes(self.rows, self.model, bytes_per_value)
+        """Device bytes while denoising, with the transformer alone and the modulation tables of all steps there."""
+        weights = weight_bytes(self.model, bytes_per_value)["transformer"]
+        tables = modulation_bytes(self.timesteps, self.model, bytes_per_value)
+        return weights + tables + step_bytes(self.rows, self.model, bytes_per_value)
 
     def describe(self) -> dict[str, Any]:
         """The plan as JSON-ready values: what `h3serve plan` prints and `POST /v1/plan` answers."""

@@ -65,12 +65,14 @@ def step_times(
     return StepTimes(values, slots)
 
 
-def default_times(partition: Partition, shifts: tuple[float, float]) -> list[NDArray[np.float32]]:
-    """Distinct timesteps of every step of a request that leaves steps, shifts and noise levels at their defaults.
+def default_times(
+    partition: Partition, shifts: tuple[float, float], steps: int = DEFAULT_STEPS
+) -> list[NDArray[np.float32]]:
+    """Distinct timesteps of every step of a request that leaves its noise levels at their defaults.
 
     fl2va weights: without keyframes; ref2va weights: with a silent visual reference.
     """
-    video, audio = (Schedule(sigma_grid(DEFAULT_STEPS, shift)).timesteps.tolist() for shift in shifts)
+    video, audio = (Schedule(sigma_grid(steps, shift)).timesteps.tolist() for shift in shifts)
     levels = DEFAULT_VISUAL_CONDITION_LEVEL, DEFAULT_AUDIO_CONDITION_LEVEL
     kinds = np.array([FOLLOWS_VIDEO, FOLLOWS_AUDIO, *([VISUAL_CONDITION] if partition == "ref2va" else [])])
     return [step_times(v, a, kinds, *levels).values for v, a in zip(video, audio, strict=True)]

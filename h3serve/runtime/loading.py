@@ -21,7 +21,7 @@ from h3serve.runtime.keys import TableShape
 from h3serve.runtime.machine import host_memory
 from h3serve.runtime.pages import PageCache, page_count
 from h3serve.runtime.placement import Mode, Placement, Resident, Streaming, from_files, from_host
-from h3serve.runtime.rebuild import Projections, is_projection
+from h3serve.runtime.rebuild import PREFIX, Projections, is_projection
 from h3serve.runtime.residency import SLAB_BYTES
 from h3serve.runtime.sidecar import Origin, SidecarFolder
 from h3serve.runtime.slab import Slab
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 SLOTS = 100  # of a slab to begin with: the default schedule has 99 timesteps
 PAGE_BYTES = 8_000_000_000  # host pages of one rank
 SIDECAR_BYTES = 32 * GIB  # tables of one model on disk
+DTYPE_OF = "transformer.final_layer.norm."  # where a denoiser's compute dtype is read from
 SMALL = GIB  # projections that are read sooner than their tables would be
 
 
@@ -123,6 +124,22 @@ def build_tiers(
         sidecars=open_sidecars(projections, partition, shape, device=device, cache=cache),
         writes=writes,
     )
+
+
+def load_modulation(
+    folder: ModelFolder, partition: Partition, *, device: torch.device, dtype: torch.dtype, cache: Path
+) -> AdaLN:
+    """The AdaLN tiers of a checkpoint alone: nothing else of its transformer is read."""
+    module = load_component(
+        folder,
+        "transformer",
+        partition,
+        device=device,
+        dtype=dtype,
+        skip=lambda name: is_projection(name) or not name.startswith((PREFIX, DTYPE_OF)),
+    )
+    assert isinstance(module, Denoiser)
+    return build_tiers(module, folder, partition, device=device, cache=cache)
 
 
 def open_sidecars(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from h3serve.core.cost import GIB, step_bytes, text_bytes
+from h3serve.core.cost import GIB, modulation_bytes, step_bytes, text_bytes
 from h3serve.core.errors import CapacityError, RequestError
 from h3serve.core.plan import Plan
 from h3serve.runtime.machine import Machine
@@ -97,6 +97,17 @@ class Choice:
         """Predicted runtime peak on the device."""
         return max(self.peaks.values())
 
+    def describe(self) -> dict[str, Any]:
+        """The same as JSON-ready values, in bytes."""
+        return {
+            "modes": dict(self.modes),
+            "resident_blocks": self.resident_blocks,
+            "host_side": "files" if self.in_files else "memory",
+            "peak_bytes": dict(self.peaks),
+            "budget_bytes": self.budget,
+            "host_bytes": self.host_bytes,
+        }
+
     def lines(self) -> list[str]:
         """The arithmetic, for people."""
         modes = ", ".join(f"{name} {mode}" for name, mode in self.modes.items())
@@ -120,11 +131,9 @@ def gib(num_bytes: int) -> str:
 def work_of(plan: Plan, *, tile_bytes: tuple[int, int], value_bytes: int = 2) -> Work:
     """What `plan` needs; `tile_bytes` of an encoded and of a decoded tile of the video VAE, as batched."""
     model = plan.model
-    times = 2 + any(s.video_rows for s in plan.conditions) + any(s.audio_rows for s in plan.conditions)
-    page = (model.layers * 18 * model.hidden + 2 * model.hidden) * value_bytes
     projection = model.adaln_params // model.layers * value_bytes
     return Work(
-        slab=plan.steps * times * page,
+        slab=modulation_bytes(plan.timesteps, model, value_bytes),
         stages={
             "encode text": text_bytes(plan.text_tokens, model, value_bytes),
             "encode conditions": tile_bytes[0] if plan.conditions else 0,

@@ -131,6 +131,11 @@ class SidecarFolder:
             os.utime(sidecar.path)
         return True
 
+    def listing(self) -> list[tuple[Path, Sidecar | CheckpointError]]:
+        """Every file of the folder: opened, or why it is not used."""
+        files = sorted(self.folder.glob("*.safetensors")) if self.folder.is_dir() else []
+        return [(path, _opened(path, self.origin)) for path in files]
+
     def write(self, keys: Sequence[Key], fill: Callable[[Key, Pages], None]) -> Path:
         """A file with these keys, whole or not at all; `fill` writes a key's pages."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -149,11 +154,10 @@ class SidecarFolder:
         found = set(self.folder.glob("*.safetensors")) if self.folder.is_dir() else set()
         self._files = {path: known for path, known in self._files.items() if path in found}
         for path in sorted(found - set(self._files)):
-            try:
-                self._files[path] = read_sidecar(path, self.origin)
-            except CheckpointError as error:
-                log.warning("%s; it is not used", error)
-                self._files[path] = None
+            opened = _opened(path, self.origin)
+            if isinstance(opened, CheckpointError):
+                log.warning("%s; it is not used", opened)
+            self._files[path] = None if isinstance(opened, CheckpointError) else opened
 
     def _trim(self, keep: Path) -> None:
         files = sorted(self.folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
@@ -163,6 +167,13 @@ class SidecarFolder:
                 total -= path.stat().st_size
                 path.unlink(missing_ok=True)
         self._files.pop(keep, None)
+
+
+def _opened(path: Path, origin: Origin) -> Sidecar | CheckpointError:
+    try:
+        return read_sidecar(path, origin)
+    except CheckpointError as error:
+        return error
 
 
 def _tensors(keys: Sequence[Key], origin: Origin, fill: Callable[[Key, Pages], None]) -> dict[str, Any]:

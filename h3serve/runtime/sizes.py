@@ -15,15 +15,17 @@ from h3serve.core.request import parse_request
 from h3serve.core.tasks import Partition
 from h3serve.models.float8 import FLOAT8
 from h3serve.models.float8_linear import use_float8
+from h3serve.models.text_encoder import TextEncoderConfig
 from h3serve.models.transformer_config import TransformerConfig
 from h3serve.models.video_vae_config import VideoVAEConfig
 from h3serve.models.video_vae_memory import decode_tile_bytes, encode_tile_bytes
 from h3serve.runtime.machine import Machine, measure
 from h3serve.runtime.placement import blocks_of, split
 from h3serve.runtime.rebuild import is_projection
-from h3serve.runtime.residency import Choice, Size, choose, work_of
+from h3serve.runtime.residency import RELEASED_SIZES, Choice, Size, choose, work_of
 from h3serve.weights.components import RECIPES, build_on_meta
 from h3serve.weights.layout import ModelFolder
+from h3serve.weights.released import RELEASED
 
 DEFAULT_REQUEST = {"task": "t2va", "prompt": "a", "target": {"short_edge": 768, "duration_seconds": 5}}
 
@@ -44,7 +46,7 @@ def choose_for(
     first = next(iter(folders))
     sizes = sizes_of(folders[first], list(folders), dtype)
     configs = {name: config_of(folders[first], name, first) for name in ("transformer", "text_encoder", "video_vae")}
-    model = model_size(configs["transformer"], configs["text_encoder"], sizes, dtype.itemsize)
+    model = model_size(configs["transformer"], configs["text_encoder"], sizes, dtype)
     plan = Plan.resolve(parse_request(DEFAULT_REQUEST), model=model)
     work = work_of(plan, tile_bytes=tile_bytes(configs["video_vae"]), value_bytes=dtype.itemsize)
     machine = Machine(**{name: agree(value) for name, value in vars(measure(device)).items()})
@@ -53,6 +55,12 @@ def choose_for(
     if all(choice.modes[name] == "resident" for name in divided):
         return choice
     return choose(residency, sizes, work, machine)
+
+
+def choose_released(residency: str, plan: Plan, machine: Machine) -> Choice:
+    """The placement that a request needs of the released model on some machine."""
+    config = VideoVAEConfig.from_dict(RELEASED["video_vae"])
+    return choose(residency, RELEASED_SIZES, work_of(plan, tile_bytes=tile_bytes(config)), machine)
 
 
 def sizes_of(
@@ -71,10 +79,10 @@ def config_of(folder: ModelFolder, name: str, partition: Partition) -> Any:
 
 
 def model_size(
-    transformer: TransformerConfig, text_encoder: Any, sizes: dict[str, Size], value_bytes: int
+    transformer: TransformerConfig, text_encoder: TextEncoderConfig, sizes: dict[str, Size], dtype: torch.dtype
 ) -> ModelSize:
     """The sizes that a plan's arithmetic needs."""
-    text = text_encoder.values["text_config"]
+    text, value_bytes = text_encoder.values["text_config"], dtype.itemsize
     projection = 18 * transformer.hidden_size * (transformer.time_embed_dim + 1)
     return ModelSize(
         hidden=transformer.hidden_size,

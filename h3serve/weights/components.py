@@ -24,7 +24,7 @@ from h3serve.weights.index import TensorIndex, read_index
 from h3serve.weights.layout import ModelFolder
 from h3serve.weights.load import check_complete, load_weights, nothing, read_tensors
 from h3serve.weights.parts import Cut, everything
-from h3serve.weights.probes import PROBED, read_probes
+from h3serve.weights.probes import PROBED, key, read_probes
 
 
 def video_vae_dtype(name: str, compute_dtype: torch.dtype) -> torch.dtype:
@@ -116,13 +116,15 @@ def load_component(
     if isinstance(module, TextEncoder):
         module.reset_buffers(device)
     check_complete(module, skip)
-    held = {key: value for key, value in module.state_dict().items() if not value.is_meta}
+    held = {target: value for target, value in module.state_dict().items() if not value.is_meta}
+    recorded = {} if cut else read_probes(model.partition(partition).folder)
+    skipped = set(recorded.get(key(name, partition), {})) - set(held)
     findings = examine(
         name,
         partition,
-        tensors={**held, **_unquantized(name, module, index, key_map)},
+        tensors={**held, **_unquantized(name, module, index, key_map), **read_tensors(index, key_map, skipped)},
         original=recipe.key_map(config, "original"),
-        recorded={} if cut else read_probes(model.partition(partition).folder),
+        recorded=recorded,
     )
     report(component.weights, (*findings, precision_finding(index, key_map, recipe)))
     return module

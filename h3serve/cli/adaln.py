@@ -1,0 +1,87 @@
+"""`h3serve adaln`: modulation tables on disk, made ahead of the first request that needs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from h3serve.cli import flags
+from h3serve.cli.console import say
+from h3serve.core.errors import CheckpointError
+from h3serve.core.tasks import DEFAULT_STEPS, Partition
+
+if TYPE_CHECKING:
+    from h3serve.runtime.adaln import AdaLN
+
+app = typer.Typer(help="Modulation tables on disk.", no_args_is_help=True)
+
+Partitioned = Annotated[str, typer.Option(help="fl2va or ref2va.")]
+Cache = Annotated[Path | None, typer.Option(help="Folder for what is made once and kept.")]
+
+
+@app.command("build")
+def build(
+    model: flags.Model = "demo",
+    partition: Partitioned = "fl2va",
+    steps: Annotated[int, typer.Option(help="Model evaluations.", min=1)] = DEFAULT_STEPS,
+    flow_shift: Annotated[float | None, typer.Option(help="Of the video; the checkpoint's if left out.")] = None,
+    audio_flow_shift: Annotated[float | None, typer.Option(help="Of the sound; the checkpoint's if left out.")] = None,
+    device: flags.Device = "auto",
+    dtype: flags.DType = "auto",
+    cache: Cache = None,
+) -> None:
+    """Make the tables of one schedule and keep them."""
+    tiers, shifts = _tiers(model, partition, device, dtype, cache)
+    from h3serve.pipeline.schedule import default_times
+
+    chosen = (flow_shift or shifts[0], audio_flow_shift or shifts[1])
+    tiers.prepare(default_times(_partition(partition), chosen, steps))
+    _list(tiers)
+
+
+@app.command("show")
+def show(
+    model: flags.Model = "demo",
+    partition: Partitioned = "fl2va",
+    device: flags.Device = "auto",
+    dtype: flags.DType = "auto",
+    cache: Cache = None,
+) -> None:
+    """List the files there are, and whether they are of this model and machine."""
+    _list(_tiers(model, partition, device, dtype, cache)[0])
+
+
+def _tiers(
+    model: str, partition: str, device: str, dtype: str, cache: Path | None
+) -> tuple[AdaLN, tuple[float, float]]:
+    from h3serve.pipeline.engine import DEFAULT_CACHE, resolve_device, resolve_dtype
+    from h3serve.runtime.loading import load_modulation
+    from h3serve.weights.locate import locate
+
+    name, where = _partition(partition), resolve_device(device)
+    folder = locate(model, name)
+    shifts = folder.partition(name).shifts
+    kept = cache or DEFAULT_CACHE
+    tiers = load_modulation(folder, name, device=where, dtype=resolve_dtype(dtype, where), cache=kept)
+    return tiers, (shifts.video, shifts.audio)
+
+
+def _list(tiers: AdaLN) -> None:
+    if tiers.sidecars is None:
+        say("this model is small: its tables are made sooner than a file is read, so none are kept")
+        return
+    files = tiers.sidecars.listing()
+    for path, opened in files:
+        size = f"{path.stat().st_size / 2**20:.0f} MiB"
+        fits = f"{len(opened.keys)} steps" if not isinstance(opened, CheckpointError) else f"not used: {opened}"
+        say(f"{path}  {size}, {fits}")
+    if not files:
+        say(f"no tables in {tiers.sidecars.folder}")
+
+
+def _partition(name: str) -> Partition:
+    if name not in ("fl2va", "ref2va"):
+        raise typer.BadParameter("it must be fl2va or ref2va", param_hint="--partition")
+    return name  # type: ignore[return-value]
