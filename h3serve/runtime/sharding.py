@@ -69,9 +69,13 @@ class RankShare(Share):
 
     def connect(self, denoisers: Iterable[Denoiser], video_vae: VideoVAE) -> None:
         """The sequence over `ulysses`, the tiles over all ranks."""
+        self.connect_sequence(denoisers)
+        share_tiles(video_vae, self._ranks.world)
+
+    def connect_sequence(self, denoisers: Iterable[Denoiser]) -> None:
+        """The sequence alone."""
         for denoiser in denoisers:
             shard_sequence(denoiser.transformer, self._ranks.ulysses)
-        share_tiles(video_vae, self._ranks.world)
 
     def smallest(self, count: int) -> int:
         """A collective."""

@@ -112,10 +112,10 @@ class _Cutter:
         setattr(owner, child, new.eval().requires_grad_(False))
 
 
-def part_of_state(module: nn.Module, part_of: PartOf, state: dict[str, Tensor]) -> None:
-    """Fill a cut module from whole tensors in memory."""
+def part_of_state(module: nn.Module, part_of: PartOf, state: dict[str, Tensor], *, strict: bool = True) -> None:
+    """Fill a cut module from whole tensors in memory; all of it, if `strict`."""
     own = {}
     for name, value in state.items():
         part = part_of(name)
         own[name] = value if part is None else value.index_select(part.axis, part.positions(value.shape[part.axis]))
-    module.load_state_dict(own, assign=True)
+    module.load_state_dict(own, assign=True, strict=strict)
