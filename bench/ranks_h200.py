@@ -138,7 +138,7 @@ class Bench:
             torch.cuda.empty_cache()
         self.exchanges(engine.denoiser("t2va"))
         divided = self.divide(engine)
-        self.steps(engine, divided, seconds=5, repeats=2)
+        self.steps(engine, divided, seconds=5, repeats=1)
         self.steps(engine, divided, seconds=10, repeats=1)
         self.error_on_one_rank(engine)
         self.steps(engine, divided, seconds=15, repeats=1)
@@ -265,7 +265,8 @@ class Bench:
 
         self.part(f"step {seconds} s, one GPU", lambda: measure("one GPU", whole, everybody=False))
         self.part(f"step {seconds} s, Ulysses", lambda: compared("Ulysses", with_ulysses))
-        self.part(f"step {seconds} s, tensor parallel", lambda: compared("tp", lambda: measure("tp", divided)))
+        if seconds < 15:
+            self.part(f"step {seconds} s, tensor parallel", lambda: compared("tp", lambda: measure("tp", divided)))
         if seconds == 5:
             self.part("step 5 s, one GPU, exact", lambda: compared("exact", with_exact))
 
