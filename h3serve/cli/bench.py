@@ -22,7 +22,9 @@ Seconds = Annotated[float, typer.Option(help="Length of the clip.")]
 ShortEdge = Annotated[int, typer.Option(help="Short edge of the canvas in pixels.")]
 Rounds = Annotated[int, typer.Option(help="Timed runs of each, in turn.")]
 Out = Annotated[Path | None, typer.Option(help="Also write OUT.md and OUT.json.", show_default=False)]
-Tiers = Annotated[str, typer.Option(help="Tiers to compare, separated by commas.")]
+Tiers = Annotated[
+    str, typer.Option(help="Tiers to compare, separated by commas; TIER-plain: without optional packages.")
+]
 Peer = Annotated[
     Path | None,
     typer.Option(help="A Python file that builds another implementation: bench/diffusers_peer.py.", show_default=False),
@@ -35,7 +37,7 @@ def step(
     seconds: Seconds = 5.0,
     short_edge: ShortEdge = 768,
     text_tokens: Annotated[int, typer.Option(help="Text rows.")] = 300,
-    tiers: Tiers = "exact,lossless,fast",
+    tiers: Tiers = "exact,lossless-plain,lossless,fast",
     rounds: Rounds = 3,
     peer: Peer = None,
     out: Out = None,
@@ -46,7 +48,7 @@ def step(
     other = _load(peer)
     with _inference():
         denoiser = _component("transformer")
-        chosen: Any = tiers.split(",")
+        chosen = tiers.split(",")
         target = {"short_edge": short_edge, "duration_seconds": seconds}
         _show(
             bench_step.bench_step(
@@ -75,7 +77,7 @@ def error(
     other = _load(peer)
     with _inference():
         denoiser = _component("transformer")
-        chosen: Any = tiers.split(",")
+        chosen = tiers.split(",")
         target = {"short_edge": 768, "duration_seconds": seconds}
         _show(bench_step.bench_block_error(denoiser, chosen, target=target, text_tokens=text_tokens), out)
         small = {"short_edge": 256, "duration_seconds": seconds}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -39,15 +39,20 @@ Peer = Callable[[Denoiser], Callable[[StepInputs], Velocity]]
 
 def bench_step(
     denoiser: Denoiser,
-    tiers: Sequence[Quality],
+    tiers: Sequence[str],
     *,
     target: Mapping[str, Any],
     text_tokens: int,
     rounds: int,
     peer: Peer | None = None,
     ceiling_seconds: float = 3.0,
+    warm_up: bool = True,
 ) -> Report:
-    """A/B/A/B of the tiers and the peer on one request's rows; ceilings first, in the same run."""
+    """A/B/A/B of the tiers and the peer on one request's rows; ceilings first, in the same run.
+
+    A clip of 15 s takes half a minute for one evaluation: once everything has run at another length, `warm_up`
+    may be left out.
+    """
     device = next(denoiser.parameters()).device
     size = model_size(denoiser)
     inputs = request_inputs(denoiser, target, text_tokens)
@@ -57,7 +62,7 @@ def bench_step(
     if peer is not None:
         theirs = peer(denoiser)
         calls["peer"] = lambda: theirs(inputs)
-    timings = alternate(calls, rounds=rounds, device=device)
+    timings = alternate(calls, rounds=rounds, device=device, warm_up=warm_up)
     peer_seconds = timings["peer"].median if peer else None
     report = Report(f"Step, {inputs.rows} rows", {**machine(device), **facts(ceilings, target, text_tokens, rounds)})
     for name, timing in timings.items():
@@ -66,7 +71,7 @@ def bench_step(
                 name,
                 timing.median,
                 flops=step_flops(inputs.rows, size),
-                floor_seconds=ceilings.floor(size, float8=name == "fast"),
+                floor_seconds=ceilings.floor(size, float8=name.startswith("fast")),
                 peer_seconds=peer_seconds,
                 peak_bytes=timing.peak_bytes,
                 spread=timing.spread,
@@ -77,7 +82,7 @@ def bench_step(
 
 def bench_step_error(
     denoiser: Denoiser,
-    tiers: Sequence[Quality],
+    tiers: Sequence[str],
     *,
     target: Mapping[str, Any],
     text_tokens: int,
@@ -93,15 +98,16 @@ def bench_step_error(
     device = inputs.tags.device
     layers = len(denoiser.transformer.blocks)
     report = Report(f"Error after {layers} blocks, {inputs.rows} rows", machine(device))
-    timings = alternate(calls, rounds=1, device=device)
-    for name, call in calls.items():
-        error = distance(flat(call()), exact)
-        report.figures.append(Figure(name, timings[name].median, error=error))
+    results = {name: flat(call()) for name, call in calls.items()}
+    for name, result in results.items():
+        report.figures.append(Figure(name, error=distance(result, exact)))
+        if peer is not None and name != "peer":
+            report.facts[f"{name} from the peer"] = f"{distance(result, results['peer']):.2e}"
     return report
 
 
 def bench_block_error(
-    denoiser: Denoiser, tiers: Sequence[Quality], *, target: Mapping[str, Any], text_tokens: int
+    denoiser: Denoiser, tiers: Sequence[str], *, target: Mapping[str, Any], text_tokens: int
 ) -> Report:
     """One block at full length against the same block in float32: of its result, and of what it adds."""
     inputs = request_inputs(denoiser, target, text_tokens)
@@ -125,7 +131,7 @@ def bench_block_error(
     twin = quantized_twin(denoiser) if "fast" in tiers else denoiser
     for tier in tiers:
         ways = twin.transformer if tier == "fast" else denoiser.transformer
-        use_tier(ways, tier, device)
+        use_tier(ways, cast(Quality, tier), device)
         call = partial(run, ways.blocks[layer], x, table, static.rope, ways)
         result, seconds = call().float(), alternate({tier: call}, rounds=3, device=device)[tier].median
         report.figures.append(Figure(tier, seconds, error=distance(result, exact)))
@@ -143,10 +149,15 @@ def request_inputs(denoiser: Denoiser, target: Mapping[str, Any], text_tokens: i
     return random_inputs(layout, denoiser, device=next(denoiser.parameters()).device)
 
 
-def tier_calls(denoiser: Denoiser, inputs: StepInputs, tiers: Sequence[Quality]) -> dict[str, Callable[[], Velocity]]:
-    """A call per tier; `fast` has a denoiser of its own."""
-    twin = quantized_twin(denoiser) if "fast" in tiers else denoiser
-    return {tier: evaluation(twin if tier == "fast" else denoiser, inputs, tier) for tier in tiers}
+def tier_calls(denoiser: Denoiser, inputs: StepInputs, tiers: Sequence[str]) -> dict[str, Callable[[], Velocity]]:
+    """A call per tier; `fast` has a denoiser of its own, and `TIER-plain` is a tier without optional packages."""
+    calls: dict[str, Callable[[], Velocity]] = {}
+    twin = quantized_twin(denoiser) if any(name.startswith("fast") for name in tiers) else denoiser
+    for name in tiers:
+        tier, _, plain = name.partition("-")
+        chosen = twin if tier == "fast" else denoiser
+        calls[name] = evaluation(chosen, inputs, cast(Quality, tier), extras=not plain)
+    return calls
 
 
 def model_size(denoiser: Denoiser) -> ModelSize:

@@ -60,19 +60,19 @@ def flash4_batched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.T
     return _flash_attn_fwd(q, k, v, tile_mn=tile, mma_pv_is_rs=in_registers)[0]
 
 
-def fastest(device: torch.device, dtype: torch.dtype) -> Attention:
+def fastest(device: torch.device, dtype: torch.dtype, *, extras: bool = True) -> Attention:
     """The quickest kernel that is installed and made for this device; docs/speed.md has the measurements."""
-    return list(available(device, dtype).values())[-1]
+    return list(available(device, dtype, extras=extras).values())[-1]
 
 
-def available(device: torch.device, dtype: torch.dtype) -> dict[str, Attention]:
-    """Every kernel that runs here, by name, the quickest last."""
+def available(device: torch.device, dtype: torch.dtype, *, extras: bool = True) -> dict[str, Attention]:
+    """Every kernel that runs here, by name, the quickest last; without `extras` those of torch and of this package."""
     kernels: dict[str, Attention] = {"sdpa": sdpa}
     if device.type != "cuda" or dtype == torch.float32:
         return kernels
     if torch.cuda.get_device_capability(device) == (9, 0) and find_spec("triton"):
         kernels["padded cuDNN"] = padded_cudnn
-    if has_flash4(device):
+    if extras and has_flash4(device):
         kernels["FlashAttention-4"] = flash4
     return kernels
 

@@ -20,12 +20,13 @@ from h3serve.models.video_vae import VideoVAE
 TIERS: tuple[Quality, ...] = ("exact", "lossless", "fast")
 
 
-def use_tier(transformer: Transformer, quality: Quality, device: torch.device) -> None:
+def use_tier(transformer: Transformer, quality: Quality, device: torch.device, *, extras: bool = True) -> None:
     """Sets the transformer's attention and ops for a device; weights stay as they are.
 
     exact: torch's own kernels in the reference's order of roundings. lossless: fused kernels with fewer
     roundings where Triton and a GPU are there, else the same as exact. fast: the same for a transformer whose
-    linear layers are `Float8Linear`; ValueError if they are not.
+    linear layers are `Float8Linear`; ValueError if they are not. Without `extras` optional packages count as
+    not installed.
     """
     if quality not in TIERS:
         raise ValueError(f"tier {quality} is not one of {TIERS}")
@@ -33,8 +34,8 @@ def use_tier(transformer: Transformer, quality: Quality, device: torch.device) -
         raise ValueError("the fast tier needs linear layers of 8 bits")
     transformer.attention, transformer.ops = sdpa, PLAIN
     if quality != "exact":
-        transformer.attention = fastest(device, transformer.compute_dtype)
-        transformer.ops = _fused(device, has_float8(transformer))
+        transformer.attention = fastest(device, transformer.compute_dtype, extras=extras)
+        transformer.ops = _fused(device, has_float8(transformer), extras)
 
 
 def use_vae_tier(vae: VideoVAE, quality: Quality, device: torch.device) -> None:
@@ -68,14 +69,14 @@ def _has_gated_gemm(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) == (9, 0) and has_flash4(device)
 
 
-def _fused(device: torch.device, float8: bool) -> Ops:
+def _fused(device: torch.device, float8: bool, extras: bool) -> Ops:
     if not _has_kernels(device):
         return PLAIN
     from h3serve.models.fused import FUSED, FUSED_FLOAT8  # here, since Triton comes with CUDA builds of torch only
 
     if float8:
         return FUSED_FLOAT8
-    if _has_gated_gemm(device):
+    if extras and _has_gated_gemm(device):
         from h3serve.models.gated_gemm import gated_linear
 
         return replace(FUSED, gated_linear=gated_linear)

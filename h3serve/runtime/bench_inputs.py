@@ -77,13 +77,15 @@ def quantized_twin(denoiser: Denoiser) -> Denoiser:
     return twin
 
 
-def evaluation(denoiser: Denoiser, inputs: StepInputs, quality: Quality) -> Callable[[], Velocity]:
-    """One evaluation at a tier, modulation included, as the denoise loop runs it."""
+def evaluation(
+    denoiser: Denoiser, inputs: StepInputs, quality: Quality, *, extras: bool = True
+) -> Callable[[], Velocity]:
+    """One evaluation at a tier, modulation included, as the denoise loop runs it; `extras` as in `use_tier`."""
     device = inputs.tags.device
     static = inputs.prepare(denoiser)
 
     def run() -> Velocity:
-        use_tier(denoiser.transformer, quality, device)
+        use_tier(denoiser.transformer, quality, device, extras=extras)
         return _evaluate(denoiser, inputs, static)
 
     return run

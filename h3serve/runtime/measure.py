@@ -45,12 +45,14 @@ def seconds_of(call: Call, device: torch.device) -> float:
     return start.elapsed_time(end) / 1e3
 
 
-def alternate(calls: Mapping[str, Call], *, rounds: int, device: torch.device) -> dict[str, Timing]:
+def alternate(
+    calls: Mapping[str, Call], *, rounds: int, device: torch.device, warm_up: bool = True
+) -> dict[str, Timing]:
     """Each call once to warm up, then all of them in turn, `rounds` times: A B A B.
 
     What drifts over a run, a card's temperature and clocks above all, falls on all of them alike.
     """
-    for call in calls.values():
+    for call in calls.values() if warm_up else ():
         seconds_of(call, device)
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     peaks = dict.fromkeys(calls, 0)
