@@ -128,10 +128,11 @@ def bench_block_error(
     block = denoiser.transformer.blocks[layer]
     exact = run(float32(block), x.float(), table.float(), rope32, denoiser.transformer)
     report = Report(f"Error of one block, {inputs.rows} rows", machine(device))
-    twin = quantized_twin(denoiser) if "fast" in tiers else denoiser
+    twin = _twin(denoiser, tiers)
     for tier in tiers:
-        ways = twin.transformer if tier == "fast" else denoiser.transformer
-        use_tier(ways, cast(Quality, tier), device)
+        ways = twin.transformer if tier.startswith("fast") else denoiser.transformer
+        quality, plain = _parsed(tier)
+        use_tier(ways, quality, device, extras=not plain)
         call = partial(run, ways.blocks[layer], x, table, static.rope, ways)
         result, seconds = call().float(), alternate({tier: call}, rounds=3, device=device)[tier].median
         report.figures.append(Figure(tier, seconds, error=distance(result, exact)))
@@ -152,12 +153,20 @@ def request_inputs(denoiser: Denoiser, target: Mapping[str, Any], text_tokens: i
 def tier_calls(denoiser: Denoiser, inputs: StepInputs, tiers: Sequence[str]) -> dict[str, Callable[[], Velocity]]:
     """A call per tier; `fast` has a denoiser of its own, and `TIER-plain` is a tier without optional packages."""
     calls: dict[str, Callable[[], Velocity]] = {}
-    twin = quantized_twin(denoiser) if any(name.startswith("fast") for name in tiers) else denoiser
+    twin = _twin(denoiser, tiers)
     for name in tiers:
-        tier, _, plain = name.partition("-")
-        chosen = twin if tier == "fast" else denoiser
-        calls[name] = evaluation(chosen, inputs, cast(Quality, tier), extras=not plain)
+        quality, plain = _parsed(name)
+        calls[name] = evaluation(twin if quality == "fast" else denoiser, inputs, quality, extras=not plain)
     return calls
+
+
+def _twin(denoiser: Denoiser, tiers: Sequence[str]) -> Denoiser:
+    return quantized_twin(denoiser) if any(name.startswith("fast") for name in tiers) else denoiser
+
+
+def _parsed(name: str) -> tuple[Quality, bool]:
+    tier, _, plain = name.partition("-")
+    return cast(Quality, tier), bool(plain)
 
 
 def model_size(denoiser: Denoiser) -> ModelSize:

@@ -64,7 +64,9 @@ def test_peer_has_our_weights(denoiser: Denoiser, peer: ModuleType) -> None:
 
 @torch.inference_mode()
 def test_block_error(denoiser: Denoiser) -> None:
-    figures = by_name(bench_step.bench_block_error(denoiser, ["exact", "fast"], target=TARGET, text_tokens=5))
+    figures = by_name(
+        bench_step.bench_block_error(denoiser, ["exact", "lossless-plain", "fast"], target=TARGET, text_tokens=5)
+    )
     assert figures["exact"].error == 0.0
     whole, added = figures["fast"].error, figures["fast, of what it adds"].error
     assert whole and added and 0 < whole < added
