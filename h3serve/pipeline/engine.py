@@ -132,8 +132,15 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
     folders = {p: locate(settings.model, p, revision=settings.revision) for p in partitions}
     shared = partitions[0]  # the partitions' other components are the same files
 
+    float8 = settings.quality == "fast"
     choice = choose_for(
-        settings.residency, folders, device=device, dtype=dtype, divided=share.divided, agree=share.smallest
+        settings.residency,
+        folders,
+        device=device,
+        dtype=dtype,
+        divided=share.divided,
+        agree=share.smallest,
+        float8=float8,
     )
     cache = Path(settings.cache).expanduser() if settings.cache else DEFAULT_CACHE
     peaks = PeakMeter(device, share.largest)
@@ -143,7 +150,7 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
         mode = choice.modes[name]
         how = How(mode, choice.in_files, choice.resident_blocks, share.cut(name, resident=mode == "resident"))
         held = torch.bfloat16 if name == "video_vae" and device.type == "cuda" else dtype
-        placement = place(folders[partition], name, partition, how, device=device, dtype=held)
+        placement = place(folders[partition], name, partition, how, device=device, dtype=held, float8=float8)
         placements[placement.module] = placement
         return placement.module
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +21,13 @@ from h3serve.runtime.identity import maker_of
 from h3serve.runtime.keys import TableShape
 from h3serve.runtime.machine import host_memory
 from h3serve.runtime.pages import PageCache, page_count
-from h3serve.runtime.placement import Mode, Placement, Resident, Streaming, from_files, from_host
+from h3serve.runtime.placement import Mode, Placement, Resident, Streaming, Visiting, from_files, from_host, held_by
 from h3serve.runtime.rebuild import PREFIX, Projections, is_projection
 from h3serve.runtime.residency import SLAB_BYTES
 from h3serve.runtime.sidecar import Origin, SidecarFolder
 from h3serve.runtime.slab import Slab
 from h3serve.weights.canary import report
-from h3serve.weights.components import RECIPES, build_on_meta, load_component
+from h3serve.weights.components import RECIPES, build_on_meta, check_loaded, load_component
 from h3serve.weights.index import read_index
 from h3serve.weights.inspect import inspect_component
 from h3serve.weights.layout import ModelFolder
@@ -68,18 +69,31 @@ def place(
     8-bit weights are made while loading, so they are never left in their files.
     """
     skip = is_projection if name == "transformer" else nothing
-    load = {"dtype": dtype, "float8": float8, "skip": skip}
-    if how.mode == "resident":
-        return Resident(load_component(folder, name, partition, device=device, cut=how.cut, **load))  # type: ignore[arg-type]
-    assert how.cut is None, "only resident networks are cut"
     stream = Streaming(resident_blocks=how.resident_blocks, cyclic=True) if how.mode == "stream" else None
     if stream and name != "transformer":
         stream = Streaming()
-    if how.in_files and not float8:
-        return _in_files(folder, name, partition, device=device, dtype=dtype, skip=skip, stream=stream)
-    check_host(folder, name, partition, skip)
-    module = load_component(folder, name, partition, device="cpu", **load)  # type: ignore[arg-type]
-    return from_host(module, name, device=device, stream=stream)
+    if how.mode != "resident" and not how.in_files:
+        check_host(folder, name, partition, skip)
+    if how.cut is not None or float8:
+        load = {"dtype": dtype, "float8": float8, "skip": skip, "cut": how.cut}
+        if how.mode == "resident":
+            return Resident(load_component(folder, name, partition, device=device, **load))  # type: ignore[arg-type]
+        assert how.cut is None, "only resident networks are cut"
+        return from_host(load_component(folder, name, partition, **load), name, device=device, stream=stream)  # type: ignore[arg-type]
+    began = time.perf_counter()
+    visiting = _in_files(folder, name, partition, device=device, dtype=dtype, skip=skip, stream=stream)
+    if how.in_files:
+        report(folder.component(name, partition).weights, inspect_component(folder, name, partition).findings)
+        return visiting
+    placement = visiting.stay() if how.mode == "resident" else visiting.into_memory()
+    check_loaded(folder, name, partition, held_by(placement, name))
+    _say(name, visiting, time.perf_counter() - began)
+    return placement
+
+
+def _say(name: str, visiting: Visiting[nn.Module], seconds: float) -> None:
+    size = sum(flat.num_bytes for flat in visiting.store.flats) / GIB
+    log.info("%s: %.2f GiB in %.1f s, %.2f GiB/s", name, size, seconds, size / seconds)
 
 
 def check_host(folder: ModelFolder, name: str, partition: Partition, skip: Callable[[str], bool]) -> None:
@@ -162,9 +176,8 @@ def _in_files(
     dtype: torch.dtype,
     skip: Callable[[str], bool],
     stream: Streaming | None,
-) -> Placement[nn.Module]:
+) -> Visiting[nn.Module]:
     recipe, component = RECIPES[name], folder.component(name, partition)
-    report(component.weights, inspect_component(folder, name, partition).findings)
     config = recipe.read_config(component.config)
     module = build_on_meta(recipe, config)
     if isinstance(module, TextEncoder):

@@ -112,6 +112,21 @@ class Visiting(Generic[M]):
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # the next network's buffers have other sizes
 
+    def stay(self) -> Resident[M]:
+        """The network comes and stays on the device; nothing of it is left on the host."""
+        self.__enter__()
+        assert self._courier is not None and self._streamed is None, "a streamed network does not stay"
+        self._courier.close()
+        self.store.close()
+        return Resident(self.module)
+
+    def into_memory(self) -> Visiting[M]:
+        """The host side goes from files into memory of this process, pinned where there is a GPU."""
+        files = self.store
+        self.store = HostStore(files.flats, files.send, pinned=self._device.type == "cuda")
+        files.close()
+        return self
+
     @property
     def waited_s(self) -> float:
         """Host time that the current visit has spent waiting for streamed blocks."""
@@ -168,6 +183,17 @@ def from_files(
     )
     move_tables(module, device)
     return Visiting(module, store, blocks, device=device, stream=stream)
+
+
+def held_by(placement: Placement[nn.Module], name: str) -> dict[str, torch.Tensor]:
+    """A network's weights by name where they are held, on the device or in memory of this process."""
+    store = placement.store if isinstance(placement, Visiting) else None
+    if not isinstance(store, HostStore):
+        return {key: value for key, value in placement.module.state_dict().items() if not value.is_meta}
+    held = dict(store.tensors(0))
+    for number in range(1, len(store.flats)):
+        held |= {f"{BLOCKS[name]}.{number - 1}.{key}": value for key, value in store.tensors(number).items()}
+    return held
 
 
 def blocks_of(module: nn.Module, name: str) -> Sequence[nn.Module]:

@@ -38,13 +38,14 @@ def choose_for(
     dtype: torch.dtype,
     divided: Mapping[str, int] = MappingProxyType({}),
     agree: Callable[[int], int] = int,
+    float8: bool = False,
 ) -> Choice:
     """The placement that the default request needs of these checkpoints, with what the machine has free now.
 
     `divided` says by how much ranks divide a network's blocks while it is resident; `agree` is the minimum over them.
     """
     first = next(iter(folders))
-    sizes = sizes_of(folders[first], list(folders), dtype)
+    sizes = sizes_of(folders[first], list(folders), dtype, float8=float8)
     configs = {name: config_of(folders[first], name, first) for name in ("transformer", "text_encoder", "video_vae")}
     model = model_size(configs["transformer"], configs["text_encoder"], sizes, dtype)
     plan = Plan.resolve(parse_request(DEFAULT_REQUEST), model=model)

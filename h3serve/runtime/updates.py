@@ -22,9 +22,9 @@ from h3serve.models.keymap import Entry
 from h3serve.runtime.adaln import AdaLN
 from h3serve.runtime.keys import TableShape
 from h3serve.runtime.loading import open_sidecars
-from h3serve.runtime.placement import BLOCKS, Placement, Visiting, from_files
+from h3serve.runtime.placement import Placement, Visiting, from_files, held_by
 from h3serve.runtime.rebuild import PREFIX, Projections, is_projection
-from h3serve.runtime.store import FileStore, HostStore
+from h3serve.runtime.store import FileStore
 from h3serve.weights.canary import report
 from h3serve.weights.index import TensorIndex, read_index
 from h3serve.weights.inspect import inspect_component
@@ -61,7 +61,7 @@ class Updates:
             if isinstance(store, FileStore):
                 self._reopen(source)
             else:
-                held = self._held()
+                held = held_by(self.placement, NAME)
                 with EntryReader(source.index) as reader:
                     for entry in source.entries:
                         reader.read(entry, held[entry.target])
@@ -79,7 +79,7 @@ class Updates:
         source = self.validate_weight_update_source(folder)
         if isinstance(getattr(self.placement, "store", None), FileStore):
             raise RequestError("tensors", len(tensors), "the weights stay in their files; update from disk instead")
-        held = self._held()
+        held = held_by(self.placement, NAME)
         self._check_tensors(tensors, held, source)
         with _whole_or_broken(), torch.no_grad():
             for name, value in tensors.items():
@@ -143,16 +143,6 @@ class Updates:
                         raise RequestError(
                             "tensors", name, "modulation depends on it, but the source has another value"
                         )
-
-    def _held(self) -> dict[str, torch.Tensor]:
-        """The served weights by name, wherever they are; writing to them updates the model."""
-        store = getattr(self.placement, "store", None)
-        if not isinstance(store, HostStore):
-            return {name: value for name, value in self.placement.module.state_dict().items() if not value.is_meta}
-        held = dict(store.tensors(0))
-        for number in range(1, len(store.flats)):
-            held |= {f"{BLOCKS[NAME]}.{number - 1}.{name}": value for name, value in store.tensors(number).items()}
-        return held
 
     def _reopen(self, source: Source) -> None:
         placement = self.placement

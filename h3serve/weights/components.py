@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,17 +117,31 @@ def load_component(
         module.reset_buffers(device)
     check_complete(module, skip)
     held = {target: value for target, value in module.state_dict().items() if not value.is_meta}
-    recorded = {} if cut else read_probes(model.partition(partition).folder)
+    held |= _unquantized(name, module, index, key_map)
+    check_loaded(model, name, partition, held, whole=cut is None)
+    return module
+
+
+def check_loaded(
+    model: ModelFolder, name: str, partition: Partition, held: Mapping[str, torch.Tensor], *, whole: bool = True
+) -> None:
+    """The canary on weights that were loaded, by our names; CheckpointError names the fault.
+
+    Recorded tensors that were not loaded are read for it; a rank's share, not `whole`, is not compared.
+    """
+    recipe, component = RECIPES[name], model.component(name, partition)
+    config = recipe.read_config(component.config)
+    index, key_map = read_index(component.weights), recipe.key_map(config, model.layout)
+    recorded = read_probes(model.partition(partition).folder) if whole else {}
     skipped = set(recorded.get(key(name, partition), {})) - set(held)
     findings = examine(
         name,
         partition,
-        tensors={**held, **_unquantized(name, module, index, key_map), **read_tensors(index, key_map, skipped)},
+        tensors={**held, **read_tensors(index, key_map, skipped)},
         original=recipe.key_map(config, "original"),
         recorded=recorded,
     )
     report(component.weights, (*findings, precision_finding(index, key_map, recipe)))
-    return module
 
 
 def _unquantized(name: str, module: nn.Module, index: TensorIndex, key_map: KeyMap) -> dict[str, torch.Tensor]:
