@@ -1,6 +1,6 @@
 """One GPU against several, full size, random weights: steps, exchanges, a whole request, and an error on one rank.
 
-    python bench/ranks_h200.py OUT_FOLDER [--gpus 2] [--budget 260] [--demo]
+    python bench/ranks_h200.py OUT_FOLDER [--gpus 2] [--budget 260] [--parts ...] [--lengths 5 10 15] [--demo]
 
 Writes results.json after every part, so that a run that is cut off loses only what it had not reached; parts
 that would begin after `budget` seconds are left out. `--demo` tries everything out with small networks on a CPU.
@@ -131,17 +131,25 @@ class Bench:
 
     def run(self) -> None:
         engine = self.build()
-        self.whole_requests(engine)
-        # The encoder makes room for a second, cut transformer; what it encoded is still held.
+        self.replica = Member(self.ranks)
+        # Kernels are compiled and networks awake; the prompt is encoded, on all ranks alike.
+        Generator(engine).generate(self.request(1, small=True))
+        if "requests" in self.options.parts:
+            self.whole_requests(engine)
+        # The encoder makes room for a second, cut transformer.
         engine = dataclasses.replace(engine, text_encoder=None, placements={})
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        self.exchanges(engine.denoiser("t2va"))
+        if "exchanges" in self.options.parts:
+            self.exchanges(engine.denoiser("t2va"))
         divided = self.divide(engine)
-        self.steps(engine, divided, seconds=5, repeats=1)
-        self.steps(engine, divided, seconds=10, repeats=1)
-        self.error_on_one_rank(engine)
-        self.steps(engine, divided, seconds=15, repeats=1)
+        for seconds in self.options.lengths:
+            self.steps(engine, divided, seconds=seconds)
+        if "error" in self.options.parts:
+            self.error_on_one_rank(engine)
+
+    def request(self, evaluations: int, *, small: bool = False) -> dict[str, Any]:
+        return request_of(5, demo=small or self.options.demo, evaluations=evaluations)
 
     def build(self) -> Engine:
         began = self.now()
@@ -152,12 +160,12 @@ class Bench:
         weights = engine.denoiser("t2va").transformer.state_dict()
         some = [float(weights[name].double().sum()) for name in sorted(weights)[::97]]
         self.part("build", lambda: {"seconds": self.now() - began, "sums": some})
-        return dataclasses.replace(engine, encodings=EncodingCache(agree=RankShare(self.ranks).all_have))
+        return dataclasses.replace(engine, encodings=EncodingCache())
 
     def generate(self, generator: Generator, name: str) -> dict[str, Any]:
         """A whole request without an output file; the first rank keeps the latents."""
         began = self.now()
-        result = generator.generate(request_of(5, demo=self.options.demo, evaluations=2), keep=("latents",))
+        result = generator.generate(self.request(2), keep=("latents",))
         self.clips[name] = result.kept["final_video_latents"]
         found = {"seconds": self.now() - began, "stages": result.stats["seconds"]}
         if self.ranks.leads and "one" in self.clips:
@@ -167,16 +175,13 @@ class Bench:
     def whole_requests(self, engine: Engine) -> None:
         """One GPU, then all; the first time on all connects NCCL."""
         single = Generator(dataclasses.replace(engine, encodings=EncodingCache()))
-        if self.ranks.leads:
-            single.generate(request_of(5, demo=True, evaluations=1))  # kernels are compiled, networks awake
         self.part("request, one GPU", lambda: self.generate(single, "one") if self.ranks.leads else None)
         RankShare(self.ranks).connect(engine.denoisers.values(), engine.video_vae)
-        self.replica = Member(self.ranks)
         together = Generator(engine, replica=self.replica)
         self.part("request, first on all", lambda: self.generate(together, "first"))
         engine.encodings.clear()
         self.part("request, all", lambda: self.generate(together, "all"))
-        undo(engine.denoiser("t2va"), self.device)
+        undo(engine, self.device)
 
     def error_on_one_rank(self, engine: Engine) -> None:
         """The last rank stops in its second evaluation; how long until all have left, and do they go on?"""
@@ -188,16 +193,20 @@ class Bench:
                 raise Cancelled(f"at {time.time()}")
 
         def fail() -> dict[str, Any]:
-            request = request_of(5, demo=self.options.demo, evaluations=2)
             try:
-                together.generate(request, on_progress=stop)
+                together.generate(self.request(2), on_progress=stop)
             except Cancelled as error:
                 return {"seconds": time.time() - float(str(error).split()[-1])}
             return {"error": "none"}
 
+        def go_on() -> dict[str, Any]:
+            began = self.now()
+            result = together.generate(self.request(1, small=True))
+            return {"seconds": self.now() - began, "frames": len(result.video)}
+
         self.part("error on one rank", fail)
-        self.part("request, after the error", lambda: self.generate(together, "after"))
-        undo(engine.denoiser("t2va"), self.device)
+        self.part("small request after the error", go_on)
+        undo(engine, self.device)
 
     def exchanges(self, denoiser: Denoiser) -> None:
         """Bare collectives at the sizes of a 5 s step, in GB/s of what one rank sends."""
@@ -228,7 +237,7 @@ class Bench:
         use_tier(denoiser.transformer, engine.quality, self.device)
         return denoiser
 
-    def steps(self, engine: Engine, divided: Denoiser, *, seconds: float, repeats: int) -> None:
+    def steps(self, engine: Engine, divided: Denoiser, *, seconds: float) -> None:
         """One evaluation: one GPU, Ulysses over all, tensor parallel over all; velocities compared."""
         step = Step(engine, 4 if self.options.demo else seconds, demo=self.options.demo)
         whole = engine.denoiser("t2va")
@@ -238,9 +247,9 @@ class Bench:
             def once() -> None:
                 kept[name] = step.run(engine, denoiser)
 
-            if seconds == 5 and name != "exact":
-                self.timed(once, 1, everybody=everybody)
-            return {"rows": step.rows, "seconds": self.timed(once, repeats, everybody=everybody)}
+            if everybody and seconds == self.options.lengths[0]:
+                self.timed(once, 1)  # connects the team
+            return {"rows": step.rows, "seconds": self.timed(once, 1, everybody=everybody)}
 
         def compared(name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
             found = work()
@@ -261,20 +270,20 @@ class Bench:
             try:
                 return measure("Ulysses", whole)
             finally:
-                undo(whole, self.device)
+                undo(engine, self.device)
 
         self.part(f"step {seconds} s, one GPU", lambda: measure("one GPU", whole, everybody=False))
         self.part(f"step {seconds} s, Ulysses", lambda: compared("Ulysses", with_ulysses))
-        if seconds < 15:
-            self.part(f"step {seconds} s, tensor parallel", lambda: compared("tp", lambda: measure("tp", divided)))
-        if seconds == 5:
-            self.part("step 5 s, one GPU, exact", lambda: compared("exact", with_exact))
+        self.part(f"step {seconds} s, tensor parallel", lambda: compared("tp", lambda: measure("tp", divided)))
+        if seconds == self.options.lengths[0]:
+            self.part(f"step {seconds} s, one GPU, exact", lambda: compared("exact", with_exact))
 
 
-def undo(denoiser: Denoiser, device: torch.device) -> None:
+def undo(engine: Engine, device: torch.device) -> None:
     """Take the sharded sequence off again."""
-    denoiser.transformer.__dict__.pop("run_blocks", None)
-    use_tier(denoiser.transformer, "lossless", device)
+    for denoiser in engine.denoisers.values():
+        denoiser.transformer.__dict__.pop("run_blocks", None)
+        use_tier(denoiser.transformer, engine.quality, device)
 
 
 def difference(found: Any, wanted: Any) -> float:
@@ -300,11 +309,13 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--budget", type=float, default=260)
+    parser.add_argument("--parts", nargs="*", default=["requests", "error", "exchanges"])
+    parser.add_argument("--lengths", type=float, nargs="*", default=[5, 10, 15])
     parser.add_argument("--demo", action="store_true")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     server, port = open_store()
-    context = mp.get_context("spawn")
+    context = mp.get_context("fork")  # nothing here has woken a GPU yet, and imports take long
     processes = [context.Process(target=rank_main, args=(r, options.gpus, port, options)) for r in range(options.gpus)]
     for process in processes:
         process.start()

@@ -117,5 +117,7 @@ def part_of_state(module: nn.Module, part_of: PartOf, state: dict[str, Tensor], 
     own = {}
     for name, value in state.items():
         part = part_of(name)
-        own[name] = value if part is None else value.index_select(part.axis, part.positions(value.shape[part.axis]))
+        if part is not None:
+            value = value.index_select(part.axis, part.positions(value.shape[part.axis]).to(value.device))
+        own[name] = value
     module.load_state_dict(own, assign=True, strict=strict)
