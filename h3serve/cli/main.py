@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 from typer.main import get_command
 
-from h3serve.cli import adaln, bench, demo_checkpoint, generate, guard, inspect, plan, serve
+from h3serve.cli import adaln, bench, demo_checkpoint, doctor, generate, guard, inspect, plan, serve
 from h3serve.cli.console import complain
 from h3serve.core.errors import H3Error
 
@@ -24,6 +24,7 @@ app.command("plan")(plan.plan)
 app.command("inspect")(inspect.inspect)
 app.command("serve")(serve.serve)
 app.command("keys")(serve.keys)
+app.command("doctor")(doctor.doctor)
 app.command("demo-checkpoint")(demo_checkpoint.demo_checkpoint)
 app.add_typer(adaln.app, name="adaln")
 app.add_typer(bench.app, name="bench")

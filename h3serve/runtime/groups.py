@@ -191,16 +191,19 @@ class Ranks:
 
 
 def prepare_environment(address: str) -> None:
-    """What NCCL and gloo read from the environment; what a person has set there stays.
+    """What NCCL and gloo read from the environment; what a person has set there stays."""
+    for name, value in own_environment(address).items():
+        os.environ.setdefault(name, value)
 
-    On one host nothing listens on an outer interface. NCCL's own watchdog would end the process
-    where `Ranks.abort` only ends a request.
+
+def own_environment(address: str) -> dict[str, str]:
+    """On one host nothing listens on an outer interface. NCCL's own watchdog would end the process where
+    `Ranks.abort` only ends a request.
     """
     settings = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
     if address == LOOPBACK:
         settings |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)
+    return settings
 
 
 def host_identity() -> str:
