@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
 
 from h3serve.models.modulation import ModulationNetwork
@@ -134,10 +133,11 @@ class AdaLN:
         began, folder = time.perf_counter(), self.sidecars
         places = {key: sidecar for key in keys if (sidecar := folder.find(key)) is not None}
         read: set[Key] = set()
+        staging = self._staging(max(map(count_of, places), default=0))
         with ThreadPoolExecutor(READERS, thread_name_prefix="h3-sidecar") as pool:
             for at in range(0, len(places), READERS):
                 batch = list(places)[at : at + READERS]
-                staged = {key: self._staging(key) for key in batch}
+                staged = {key: pages[: count_of(key)] for key, pages in zip(batch, staging, strict=False)}
                 whole = pool.map(lambda key, staged=staged: self._read(places[key], key, staged[key]), batch)
                 good = [key for key, is_whole in zip(batch, whole, strict=True) if is_whole]
                 for key in good:
@@ -153,8 +153,12 @@ class AdaLN:
         assert self.sidecars is not None
         return self.sidecars.read(sidecar, key, pages)
 
-    def _staging(self, key: Key) -> Pages:
-        return [torch.empty(self.slab.shape.values, dtype=self.slab.dtype) for _ in range(count_of(key))]
+    def _staging(self, width: int) -> list[Pages]:
+        """Host memory for the keys that are read at once, `width` pages each."""
+        values, dtype = self.slab.shape.values, self.slab.dtype
+        pinned = self.slab.device.type == "cuda"
+        memory = buffers.host_buffer(READERS * width * values * dtype.itemsize, pinned=pinned, dtype=dtype)
+        return [list(pages) for pages in memory.view(READERS, width, values)]
 
     def _rebuild(self, keys: Sequence[Key], slots: Mapping[Key, Slots]) -> None:
         if not keys:

@@ -56,8 +56,8 @@ def device_buffer(num_bytes: int, device: torch.device) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
 
-def host_buffer(num_bytes: int, *, pinned: bool) -> torch.Tensor:
-    """uint8 [num_bytes] in host memory; pinned memory is given back with the last view of it.
+def host_buffer(num_bytes: int, *, pinned: bool, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    """`num_bytes` of host memory as `dtype`; pinned memory is given back with the last view of it.
 
     torch's own pinned allocator rounds up to a power of two, which for 9 MiB pages wastes most of
     it. CapacityError if the system refuses to pin.
@@ -69,15 +69,15 @@ def host_buffer(num_bytes: int, *, pinned: bool) -> torch.Tensor:
         buffer = torch.frombuffer(memory, dtype=torch.uint8, count=max(1, num_bytes))[:num_bytes]
         if pinned and num_bytes:
             _pin(memory, buffer.data_ptr(), num_bytes)
-        return buffer
+        return buffer.view(dtype)  # here: made in inference mode, it could not be written outside of it
 
 
 def _pin(memory: mmap.mmap, address: int, num_bytes: int) -> None:
     runtime = torch.cuda.cudart()
     error = runtime.cudaHostRegister(address, num_bytes, 0)
-    if int(error) != 0:
+    if error != runtime.cudaError.success:
         gib = num_bytes / 2**30
-        raise CapacityError(f"{gib:.1f} GiB of host memory could not be pinned (CUDA error {int(error)})")
+        raise CapacityError(f"{gib:.1f} GiB of host memory could not be pinned ({error})")
     weakref.finalize(memory, runtime.cudaHostUnregister, address)
 
 

@@ -23,7 +23,7 @@ from h3serve.runtime.machine import host_memory
 from h3serve.runtime.pages import PageCache, page_count
 from h3serve.runtime.placement import Mode, Placement, Resident, Streaming, Visiting, from_files, from_host, held_by
 from h3serve.runtime.rebuild import PREFIX, Projections, is_projection
-from h3serve.runtime.residency import SLAB_BYTES
+from h3serve.runtime.residency import SLAB_BYTES, SLOTS
 from h3serve.runtime.sidecar import Origin, SidecarFolder
 from h3serve.runtime.slab import Slab
 from h3serve.weights.canary import report
@@ -36,7 +36,6 @@ from h3serve.weights.parts import Cut
 
 log = logging.getLogger(__name__)
 
-SLOTS = 100  # of a slab to begin with: the default schedule has 99 timesteps
 PAGE_BYTES = 8_000_000_000  # host pages of one rank
 SIDECAR_BYTES = 32 * GIB  # tables of one model on disk
 DTYPE_OF = "transformer.final_layer.norm."  # where a denoiser's compute dtype is read from

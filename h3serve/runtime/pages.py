@@ -145,8 +145,8 @@ class PageCache:
 
     def _make(self, count: int) -> None:
         size = self.shape.values * self.dtype.itemsize
-        memory = buffers.host_buffer(count * size, pinned=self._device.type == "cuda")
-        self._free += [memory[i * size : (i + 1) * size].view(self.dtype) for i in range(count)]
+        memory = buffers.host_buffer(count * size, pinned=self._device.type == "cuda", dtype=self.dtype)
+        self._free += list(memory.view(count, self.shape.values))
         self._made += count
 
 

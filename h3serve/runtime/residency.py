@@ -19,6 +19,7 @@ RESIDENCIES = ("auto", "resident", "offload", "stream")
 MARGIN = 0.02  # of the device: what allocators round up
 MARGIN_BYTES = 3 * GIB // 4  # CUDA context and library workspaces
 HOST_SHARE = 0.8  # of the free host memory that weights may take
+SLOTS = 100  # of a modulation slab to begin with: the default schedule has 99 timesteps
 SLAB_BYTES = 4 * GIB  # the most that the modulation of one request may take on the device
 DEPTH = 1  # blocks sent for ahead
 
@@ -133,7 +134,7 @@ def work_of(plan: Plan, *, tile_bytes: tuple[int, int], value_bytes: int = 2) ->
     model = plan.model
     projection = model.adaln_params // model.layers * value_bytes
     return Work(
-        slab=modulation_bytes(plan.timesteps, model, value_bytes),
+        slab=modulation_bytes(max(SLOTS, plan.timesteps), model, value_bytes),
         stages={
             "encode text": text_bytes(plan.text_tokens, model, value_bytes),
             "encode conditions": tile_bytes[0] if plan.conditions else 0,

@@ -50,6 +50,24 @@ def test_every_tier_gives_the_resident_bits(
     assert again.stats()["sidecar"]["hits"] == keys and again.stats()["rebuild"]["hits"] == 0
 
 
+def test_every_tier_inside_inference_mode(plain: tuple[Path, Denoiser], tmp_path: Path) -> None:
+    folder, made = plain
+    with torch.inference_mode():
+        for slots in (2, 40):  # growing, or large enough
+            front = tiers(folder, made, slots=slots, sidecars=tmp_path)
+            with front.schedule(FL2VA) as ready:
+                check(ready, FL2VA, made.modulation)
+            front.slab.clear()
+            front.prepare(FL2VA)
+    assert front.stats()["sidecar"]["hits"] > 0
+    with front.schedule(T2VA) as ready:  # and outside again, into the pages that were made inside
+        check(ready, T2VA, made.modulation)
+    front.pages.clear()
+    front.slab.clear()
+    with front.schedule(FL2VA) as ready:
+        check(ready, FL2VA, made.modulation)
+
+
 def test_the_diffusers_layout_gives_the_same_bits(tmp_path: Path) -> None:
     made = write_tiny(tmp_path, "diffusers")
     with tiers(tmp_path, made, layout="diffusers").schedule(FL2VA) as ready:

@@ -96,6 +96,7 @@ def test_the_arithmetic_is_shown() -> None:
     assert f"peak {choice.peak / GIB:.2f} GiB of {choice.budget / GIB:.2f} GiB" in text
 
 
-def test_conditions_and_steps_enlarge_the_slab() -> None:
-    assert WORK.slab == 50 * 2 * 4_849_152 * 2
-    assert work_of(replace(plan(), steps=10), tile_bytes=TILES).slab == WORK.slab // 5
+def test_steps_enlarge_the_slab_beyond_its_first_size() -> None:
+    assert WORK.slab == 100 * 4_849_152 * 2
+    assert work_of(replace(plan(), steps=10), tile_bytes=TILES).slab == WORK.slab
+    assert work_of(replace(plan(), steps=100), tile_bytes=TILES).slab == 2 * WORK.slab
