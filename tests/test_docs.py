@@ -8,7 +8,7 @@ import pytest
 import typer
 
 import h3serve
-from h3serve.cli.main import app
+from h3serve.cli.main import make_app
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -24,7 +24,7 @@ def commands() -> dict[str, set[str]]:
         for child, sub in getattr(command, "commands", {}).items():
             walk(sub, f"{name} {child}")
 
-    walk(typer.main.get_command(app), "h3serve")
+    walk(typer.main.get_command(make_app()), "h3serve")
     return found
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 
-from h3serve.pipeline.progress import Progress
+if TYPE_CHECKING:  # it brings torch
+    from h3serve.pipeline.progress import Progress
 
 ERRORS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 

@@ -4,31 +4,47 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 import typer
 from typer.main import get_command
 
-from h3serve.cli import adaln, bench, demo_checkpoint, doctor, generate, guard, inspect, plan, serve
 from h3serve.cli.console import complain
 from h3serve.core.errors import H3Error
 
-app = typer.Typer(
-    name="h3serve",
-    help="Video with its soundtrack from text, pictures, clips and sound, with MiniMax-H3.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.command("generate")(generate.generate)
-app.command("plan")(plan.plan)
-app.command("inspect")(inspect.inspect)
-app.command("serve")(serve.serve)
-app.command("keys")(serve.keys)
-app.command("doctor")(doctor.doctor)
-app.command("demo-checkpoint")(demo_checkpoint.demo_checkpoint)
-app.add_typer(adaln.app, name="adaln")
-app.add_typer(bench.app, name="bench")
-app.add_typer(guard.app, name="guard")
+FILES = {  # command -> file of this folder
+    "generate": "generate",
+    "plan": "plan",
+    "inspect": "inspect",
+    "serve": "serve",
+    "keys": "serve",
+    "doctor": "doctor",
+    "demo-checkpoint": "demo_checkpoint",
+    "adaln": "adaln",
+    "bench": "bench",
+    "guard": "guard",
+}
+
+
+def make_app(wanted: str | None = None) -> typer.Typer:
+    """The command line. With the name of a command only that one is there, and only its file was imported."""
+    app = typer.Typer(
+        name="h3serve",
+        help="Video with its soundtrack from text, pictures, clips and sound, with MiniMax-H3.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(lambda: None)  # one command alone is a command all the same
+    for name, file in FILES.items():
+        if wanted in FILES and name != wanted:
+            continue
+        module = import_module(f"h3serve.cli.{file}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(getattr(module, name.replace("-", "_")))
+    return app
 
 
 # typer carries its own copy of click, or uses click itself, by version: this finds the right class.
@@ -44,7 +60,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = get_command(app).main(args=given or ["--help"], standalone_mode=False)
+        command = get_command(make_app(given[0] if given else None))
+        code = command.main(args=given or ["--help"], standalone_mode=False)
         return code if isinstance(code, int) else 0
     except UsageError as error:
         complain(error.format_message() if hasattr(error, "format_message") else str(error))

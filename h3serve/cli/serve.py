@@ -10,6 +10,7 @@ import typer
 from h3serve.cli import flags
 from h3serve.cli.console import say
 from h3serve.core.errors import RequestError
+from h3serve.core.model_name import check_model
 from h3serve.service.keys import add_key
 from h3serve.service.settings import DAY_S, GIB, Retention, ServiceSettings
 
@@ -44,6 +45,7 @@ def serve(
     for folder in allow_folder or ():
         if not folder.is_dir():
             raise RequestError("--allow-folder", str(folder), "an existing folder")
+    check_model(model)
     from h3serve.service.server import serve as run_server  # only this command pays for the web libraries
 
     kept_bytes = None if keep_gib is None else int(keep_gib * GIB)

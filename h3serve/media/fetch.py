@@ -76,12 +76,12 @@ def _local(path: str, media: MediaFile, policy: SourcePolicy) -> MediaFile:
         raise MediaError(media.field, path, f"it is empty; {ALLOWED}")
     try:
         place = ((policy.base or Path.cwd()) / Path(path).expanduser()).resolve()
-    except (OSError, RuntimeError) as error:  # a loop of links, an unknown ~user
+        if policy.folders is not None and not any(place.is_relative_to(f.resolve()) for f in policy.folders):
+            raise media.error("local files are read only from the folders that the server allows")
+        file = MediaFile(place, media.field, media.name, media.limits)
+        file.check_size()
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, an unknown ~user, no possible name
         raise media.error("there is no such file") from error
-    if policy.folders is not None and not any(place.is_relative_to(f.resolve()) for f in policy.folders):
-        raise media.error("local files are read only from the folders that the server allows")
-    file = MediaFile(place, media.field, media.name, media.limits)
-    file.check_size()
     return file
 
 

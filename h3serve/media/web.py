@@ -40,7 +40,7 @@ async def _within_deadline(out: IO[bytes], url: str, media: MediaFile, policy: S
             await _follow(out, url, media, policy)
     except TimeoutError as error:
         raise media.error(f"it did not arrive within {policy.total_seconds:g} s") from error
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise media.error(f"it cannot be fetched ({type(error).__name__})") from error
 
 

@@ -19,12 +19,13 @@ import torch
 from tokenizers import Tokenizer
 
 from h3serve.core.errors import OutputError, RequestError
+from h3serve.core.model_name import PARTITION_FOLDERS, TRANSFORMERS
 from h3serve.models.keymap import KeyMap, Layout
 from h3serve.models.rope import inverse_frequencies
 from h3serve.weights import demo_sizes, demo_weights
 from h3serve.weights.components import RECIPES
 from h3serve.weights.demo_tokenizer import build_tokenizer, write_json, write_processor, write_tokenizer
-from h3serve.weights.layout import PARTITION_FOLDERS, TRANSFORMERS, open_folder
+from h3serve.weights.layout import open_folder
 from h3serve.weights.probes import key
 from h3serve.weights.record import record
 from h3serve.weights.save import save_shards, stored_tensors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -15,18 +14,13 @@ from huggingface_hub.errors import (
 )
 
 from h3serve.core.errors import CheckpointError
+from h3serve.core.model_name import PARTITION_FOLDERS, TRANSFORMERS
 from h3serve.core.tasks import Partition
-from h3serve.weights.layout import PARTITION_FOLDERS, TRANSFORMERS, is_original_partition
+from h3serve.weights.layout import is_original_partition
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 INDEX_FILES = ("*model_index.json",)
 SUFFIXES = ("json", "safetensors", "txt", "jinja")
 SHARED = ("text_encoder", "tokenizer", "processor")
-
-
-def is_hub_id(model: str) -> bool:
-    """Whether a text can be a hub id (`owner/name`) rather than a path."""
-    return HUB_ID.fullmatch(model) is not None and not model.startswith(".")
 
 
 def download(model: str, partition: Partition, *, revision: str | None = None) -> Path:

@@ -15,12 +15,11 @@ from types import MappingProxyType
 from typing import Any
 
 from h3serve.core.errors import CheckpointError, RequestError
+from h3serve.core.model_name import PARTITION_FOLDERS, TRANSFORMERS
 from h3serve.core.tasks import PARTITION_OF, Partition, Task
 from h3serve.models.keymap import Layout
 from h3serve.weights.index import read_json
 
-PARTITION_FOLDERS: dict[str, Partition] = {"FL2VA": "fl2va", "Ref2VA": "ref2va"}
-TRANSFORMERS: dict[Partition, str] = {"fl2va": "transformer", "ref2va": "transformer_ref"}
 COMPONENTS = ("transformer", "text_encoder", "video_vae", "audio_vae", "tokenizer", "processor")
 MARKER = "_minimax_h3"  # the release's own block of model_index.json
 SCHEMA_VERSION = 1

@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from h3serve.core.errors import CheckpointError, OutputError, RequestError
+from h3serve.core.errors import OutputError, RequestError
+from h3serve.core.model_name import DEMOS, check_model, is_hub_id
 from h3serve.core.tasks import Partition
 from h3serve.weights.demo import write_demo_checkpoint
-from h3serve.weights.hub import download, is_hub_id
+from h3serve.weights.hub import download
 from h3serve.weights.layout import ModelFolder, open_folder
-
-# "demo" is the best demo there is, "demo-random" the one with random weights; so far they are one.
-DEMOS = ("demo", "demo-random")
 
 
 def locate(
@@ -26,14 +24,13 @@ def locate(
     """
     if revision is not None and (model in DEMOS or not is_hub_id(model) or Path(model).is_dir()):
         raise RequestError("revision", revision, f"only a hub id has revisions, {model} is none")
+    check_model(model)
     if model in DEMOS:
         folder = open_folder(demo_folder(cache or Path.home() / ".cache" / "h3serve"))
-    elif model and Path(model).expanduser().is_dir():
+    elif Path(model).expanduser().is_dir():
         folder = open_folder(Path(model))
-    elif is_hub_id(model):
-        folder = open_folder(download(model, partition or "fl2va", revision=revision))
     else:
-        raise CheckpointError(f"{model!r} is no folder, no hub id (owner/name) and not demo")
+        folder = open_folder(download(model, partition or "fl2va", revision=revision))
     if partition is not None:
         folder.partition(partition)
     return folder

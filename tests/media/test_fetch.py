@@ -80,7 +80,10 @@ def test_allowed_folders(tmp_path: Path) -> None:
     refused("a.bin", SourcePolicy(folders=(), base=inside), "only from the folders")
 
 
-@pytest.mark.parametrize("uri", ["none.png", ".", "file://other.host/a.png", "", "  ", "a\0b"])
+IMPOSSIBLE = ["a\ud800.png", "file:///a\udcff", "~\ud800/a.png", "n" * 5000, "n/" * 3000]
+
+
+@pytest.mark.parametrize("uri", ["none.png", ".", "file://other.host/a.png", "", "  ", "a\0b", *IMPOSSIBLE])
 def test_no_such_file(tmp_path: Path, uri: str) -> None:
     """B30: blank or wrong names are a sentence, never a path error."""
     refused(uri, SourcePolicy(base=tmp_path), "no such file|no host|empty")
@@ -195,6 +198,7 @@ def test_bad_tar_members(temp: Path, archive: tuple[Path, int], ending: str, mat
 
 
 def test_tar_uri_without_parts(temp: Path) -> None:
+    refused(f"tar+offset://a\ud800.tar:{header(offset_data=0, size=5)}", SourcePolicy(temp_folder=temp), "no such file")
     for uri in ("tar+offset://", "tar+offset://x", "tar+offset://:abc"):
         refused(uri, SourcePolicy(temp_folder=temp), "tar uri is")
 

@@ -229,7 +229,10 @@ def test_one_private_answer_is_enough_to_refuse(monkeypatch: pytest.MonkeyPatch)
     refused("http://mixed.example/x", SourcePolicy(), "private or local")
 
 
-@pytest.mark.parametrize("url", ["http://", "http:///x", "http://[", "http://a b/", "https://x:99999/", "http://x\n/"])
+@pytest.mark.parametrize(
+    "url",
+    ["http://", "http:///x", "http://[", "http://a b/", "https://x:99999/", "http://x\n/", "http://1.1.1.1/\ud800"],
+)
 def test_malformed_urls(url: str) -> None:
     refused(url, SourcePolicy(), None)
 

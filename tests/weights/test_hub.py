@@ -14,7 +14,7 @@ from huggingface_hub.utils import filter_repo_objects
 
 from h3serve.core.errors import CheckpointError
 from h3serve.weights import hub
-from h3serve.weights.hub import download, is_hub_id, needed_files
+from h3serve.weights.hub import download, needed_files
 
 ORIGINAL = ["model_index.json", "transformer/config.json", "transformer/model-00001-of-00013.safetensors"]
 ORIGINAL += ["transformer/model.safetensors.index.json", "text_encoder/model.safetensors", "tokenizer/merges.txt"]
@@ -116,13 +116,3 @@ def test_failures_are_one_sentence(error: Exception, reason: str, monkeypatch: p
     monkeypatch.setattr(hub, "snapshot_download", fail)
     with pytest.raises(CheckpointError, match=reason):
         download("owner/name", "fl2va")
-
-
-@pytest.mark.parametrize("text", ["owner/name", "MiniMaxAI/MiniMax-H3", "a.b/c_d"])
-def test_hub_ids(text: str) -> None:
-    assert is_hub_id(text)
-
-
-@pytest.mark.parametrize("text", ["demo", "./name", "../name", "/a/b", "a/b/c", "a b/c", ""])
-def test_not_hub_ids(text: str) -> None:
-    assert not is_hub_id(text)

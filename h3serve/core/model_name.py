@@ -1,0 +1,34 @@
+"""What a model may be called, and which folders a checkpoint has: all that is known before a file is opened."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from h3serve.core.errors import CheckpointError
+from h3serve.core.tasks import Partition
+
+# "demo" is the best demo there is, "demo-random" the one with random weights; so far they are one.
+DEMOS = ("demo", "demo-random")
+PARTITION_FOLDERS: dict[str, Partition] = {"FL2VA": "fl2va", "Ref2VA": "ref2va"}  # of the original layout
+TRANSFORMERS: dict[Partition, str] = {"fl2va": "transformer", "ref2va": "transformer_ref"}  # of the diffusers layout
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether a text can be a hub id (`owner/name`) rather than a path."""
+    return _HUB_ID.fullmatch(model) is not None and not model.startswith(".")
+
+
+def check_model(model: str) -> None:
+    """CheckpointError for what can be no checkpoint: a quick look, so that nothing is started in vain."""
+    root = Path(model).expanduser()
+    if model in DEMOS or (is_hub_id(model) and not root.is_dir()):
+        return
+    if not model or not root.is_dir():
+        raise CheckpointError(f"{model!r} is no folder, no hub id (owner/name) and not demo")
+    if not any((root / name).exists() for name in ("model_index.json", *PARTITION_FOLDERS, *TRANSFORMERS.values())):
+        raise CheckpointError(
+            f"{root} is not a MiniMax-H3 checkpoint: it has neither FL2VA/ or Ref2VA/, "
+            f"nor a model_index.json, nor transformer/ or transformer_ref/"
+        )

@@ -1,0 +1,29 @@
+"""The command line as a whole: what its start costs."""
+
+import subprocess
+import sys
+
+import pytest
+
+from h3serve.cli.main import FILES, run
+
+LOOK = "import sys; from h3serve.cli.main import run; run(sys.argv[1:]); print(*sys.modules)"
+
+
+@pytest.mark.parametrize("arguments", [["serve", "--model", "/no/such"], ["plan", "--prompt", "a"]])
+def test_a_command_imports_nothing_heavy_to_refuse(arguments: list[str]) -> None:
+    """The process of `serve` is the HTTP server: it never imports torch."""
+    done = subprocess.run([sys.executable, "-c", LOOK, *arguments], capture_output=True, text=True, check=True)
+    assert "h3serve: " in done.stderr and "Traceback" not in done.stderr
+    assert not {"torch", "transformers", "scipy", "h3serve.cli.guard"} & set(done.stdout.split())
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"  {name} " in said for name in FILES)
+
+
+def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["nope"]) == 2
+    assert capsys.readouterr().err == "h3serve: No such command 'nope'.\n"
