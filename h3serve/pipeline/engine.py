@@ -34,6 +34,7 @@ from h3serve.runtime.scheduled import Direct, ModulationSource
 from h3serve.runtime.sharding import ONE, Share
 from h3serve.runtime.sizes import choose_for, tile_bytes
 from h3serve.runtime.updates import Updates
+from h3serve.weights.components import check_files
 from h3serve.weights.layout import ModelFolder
 from h3serve.weights.locate import locate
 from h3serve.weights.size_rules import read_size_rules
@@ -130,6 +131,8 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
     _check_settings(settings)
     partitions: tuple[Partition, ...] = ("fl2va", "ref2va") if settings.partition == "both" else (settings.partition,)
     folders = {p: locate(settings.model, p, revision=settings.revision) for p in partitions}
+    for partition, folder in folders.items():
+        check_files(folder, partition)
     shared = partitions[0]  # the partitions' other components are the same files
 
     float8 = settings.quality == "fast"

@@ -77,6 +77,15 @@ def build_on_meta(recipe: Recipe, config: Any) -> nn.Module:
         return recipe.build(config).eval().requires_grad_(False)
 
 
+def check_files(model: ModelFolder, partition: Partition) -> None:
+    """CheckpointError if a weight file of any network is missing, cut off or odd: headers alone are read.
+
+    Before anything is loaded, so that the last network's fault is not found minutes after the first one's start.
+    """
+    for name in RECIPES:
+        read_index(model.component(name, partition).weights)
+
+
 def load_component(
     model: ModelFolder,
     name: str,
