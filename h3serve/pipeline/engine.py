@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from h3serve.core.capacity import Capacity
 from h3serve.core.errors import RequestError
 from h3serve.core.geometry import SizeRules
 from h3serve.core.plan import Plan
@@ -29,7 +30,7 @@ from h3serve.runtime.encodings import EncodingCache
 from h3serve.runtime.loading import How, build_tiers, place
 from h3serve.runtime.meters import PeakMeter
 from h3serve.runtime.placement import Placement
-from h3serve.runtime.residency import Choice, check_fits, work_of
+from h3serve.runtime.residency import Choice, capacity_of
 from h3serve.runtime.scheduled import Direct, ModulationSource
 from h3serve.runtime.sharding import ONE, Share
 from h3serve.runtime.sizes import choose_for, tile_bytes
@@ -77,10 +78,17 @@ class Engine:
         if request.quality not in (None, self.quality):
             raise RequestError("quality", request.quality, f"this engine runs at {self.quality}")
 
+    @property
+    def capacity(self) -> Capacity | None:
+        """What requests may need on this engine's GPU; None on a CPU, where nothing is refused."""
+        if self.choice is None or self.device.type != "cuda":
+            return None
+        return capacity_of(self.choice, tile_bytes(self.video_vae.config))
+
     def check_plan(self, plan: Plan) -> None:
         """CapacityError, with the numbers, for a request that cannot fit on this engine's GPU."""
-        if self.choice is not None and self.device.type == "cuda":
-            check_fits(self.choice, work_of(plan, tile_bytes=tile_bytes(self.video_vae.config)))
+        if (capacity := self.capacity) is not None:
+            capacity.check(plan)
 
     def on_device(self, network: nn.Module) -> AbstractContextManager[object]:
         """Inside the `with` block the network's weights are on the device."""

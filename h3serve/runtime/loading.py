@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from h3serve.core.capacity import SLAB_BYTES, SLOTS
 from h3serve.core.cost import GIB
 from h3serve.core.errors import CapacityError
 from h3serve.core.tasks import Partition
@@ -23,7 +24,6 @@ from h3serve.runtime.machine import host_memory
 from h3serve.runtime.pages import PageCache, page_count
 from h3serve.runtime.placement import Mode, Placement, Resident, Streaming, Visiting, from_files, from_host, held_by
 from h3serve.runtime.rebuild import PREFIX, Projections, is_projection
-from h3serve.runtime.residency import SLAB_BYTES, SLOTS
 from h3serve.runtime.sidecar import Origin, SidecarFolder
 from h3serve.runtime.slab import Slab
 from h3serve.weights.canary import report

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
-from h3serve.core.cost import GIB, modulation_bytes, step_bytes, text_bytes
-from h3serve.core.errors import CapacityError, RequestError
-from h3serve.core.plan import Plan
+from h3serve.core.capacity import Capacity, Work, gib, too_much
+from h3serve.core.cost import GIB
+from h3serve.core.errors import RequestError
 from h3serve.runtime.machine import Machine
 from h3serve.runtime.placement import Mode
 
@@ -19,8 +19,6 @@ RESIDENCIES = ("auto", "resident", "offload", "stream")
 MARGIN = 0.02  # of the device: what allocators round up
 MARGIN_BYTES = 3 * GIB // 4  # CUDA context and library workspaces
 HOST_SHARE = 0.8  # of the free host memory that weights may take
-SLOTS = 100  # of a modulation slab to begin with: the default schedule has 99 timesteps
-SLAB_BYTES = 4 * GIB  # the most that the modulation of one request may take on the device
 DEPTH = 1  # blocks sent for ahead
 
 VAES = ("video_vae", "audio_vae")
@@ -73,14 +71,6 @@ RELEASED_SIZES: Mapping[str, Size] = {
 
 
 @dataclass(frozen=True)
-class Work:
-    """Device bytes that a request needs beside the weights: for good (`slab`) and per stage."""
-
-    slab: int
-    stages: Mapping[str, int]
-
-
-@dataclass(frozen=True)
 class Choice:
     """Modes, how many streamed blocks stay, where the host side is, and the arithmetic behind it."""
 
@@ -124,38 +114,15 @@ class Choice:
         ]
 
 
-def gib(num_bytes: int) -> str:
-    """`12.34 GiB`."""
-    return f"{num_bytes / GIB:.2f} GiB"
-
-
-def work_of(plan: Plan, *, tile_bytes: tuple[int, int], value_bytes: int = 2) -> Work:
-    """What `plan` needs; `tile_bytes` of an encoded and of a decoded tile of the video VAE, as batched."""
-    model = plan.model
-    projection = model.adaln_params // model.layers * value_bytes
-    return Work(
-        slab=modulation_bytes(max(SLOTS, plan.timesteps), model, value_bytes),
-        stages={
-            "encode text": text_bytes(plan.text_tokens, model, value_bytes),
-            "encode conditions": tile_bytes[0] if plan.conditions else 0,
-            "denoise": max(step_bytes(plan.rows, model, value_bytes), 3 * projection),
-            "decode": tile_bytes[1],
-        },
-    )
-
-
-def check_fits(choice: Choice, work: Work) -> None:
-    """CapacityError if a request's work does not fit beside the weights as they have been placed."""
-    if work.slab > SLAB_BYTES:
-        raise CapacityError(
-            f"the modulation of all steps is {gib(work.slab)}, at most {gib(SLAB_BYTES)}: take fewer steps"
-        )
-    for stage, users in STAGES.items():
-        peak = _peak(stage, users, choice.modes, choice.sizes, work, choice.in_files)
-        if stage == "denoise":
-            peak += choice.resident_blocks * choice.sizes["transformer"].block
-        if peak > choice.budget:
-            _refuse(stage, peak, choice.budget, choice.machine, "")
+def capacity_of(choice: Choice, tile_bytes: tuple[int, int]) -> Capacity:
+    """What the weights as they have been placed leave for requests."""
+    nothing = Work(0, dict.fromkeys(STAGES, 0))
+    held = {
+        stage: _peak(stage, users, choice.modes, choice.sizes, nothing, choice.in_files)
+        for stage, users in STAGES.items()
+    }
+    held["denoise"] += choice.resident_blocks * choice.sizes["transformer"].block
+    return Capacity(held, choice.budget, choice.machine.device_free, tile_bytes)
 
 
 def choose(residency: str, sizes: Mapping[str, Size], work: Work, machine: Machine) -> Choice:
@@ -173,14 +140,7 @@ def choose(residency: str, sizes: Mapping[str, Size], work: Work, machine: Machi
     nearest = min(choices, key=lambda choice: choice.peak)
     stage = max(nearest.peaks, key=lambda name: nearest.peaks[name])
     frugal = "" if residency in ("auto", "stream") else "; --residency stream needs least"
-    _refuse(stage, nearest.peak, budget, machine, frugal)
-
-
-def _refuse(stage: str, peak: int, budget: int, machine: Machine, advice: str) -> NoReturn:
-    raise CapacityError(
-        f"{stage} needs {gib(peak)} on the device, {gib(max(0, budget))} are usable "
-        f"({gib(machine.device_free)} free, less a margin){advice}; a shorter or smaller clip needs less"
-    )
+    raise too_much(stage, nearest.peak, usable=budget, free=machine.device_free, advice=frugal)
 
 
 def _choice(modes: Mapping[str, Mode], sizes: Mapping[str, Size], work: Work, machine: Machine, budget: int) -> Choice:

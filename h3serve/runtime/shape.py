@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from h3serve.core.capacity import SLAB_BYTES
 from h3serve.core.cost import GIB, RELEASED_MODEL, ModelSize, step_bytes, weight_bytes
 from h3serve.core.errors import CapacityError, RequestError
-from h3serve.runtime.residency import SLAB_BYTES
 
 LONGEST_ROWS = 109_364  # 15 s at 1344x768: what a replica should have room for
 

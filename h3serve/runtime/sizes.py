@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from h3serve.core.capacity import work_of
 from h3serve.core.cost import ModelSize
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
@@ -22,7 +23,7 @@ from h3serve.models.video_vae_memory import decode_tile_bytes, encode_tile_bytes
 from h3serve.runtime.machine import Machine, measure
 from h3serve.runtime.placement import blocks_of, split
 from h3serve.runtime.rebuild import is_projection
-from h3serve.runtime.residency import RELEASED_SIZES, Choice, Size, choose, work_of
+from h3serve.runtime.residency import RELEASED_SIZES, Choice, Size, choose
 from h3serve.weights.components import RECIPES, build_on_meta
 from h3serve.weights.layout import ModelFolder
 from h3serve.weights.released import RELEASED

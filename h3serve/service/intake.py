@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from h3serve.core.errors import RequestError
-from h3serve.core.geometry import RELEASED_SIZES, SizeRules
 from h3serve.core.plan import Plan
 from h3serve.core.probe import MediaProbe
 from h3serve.core.request import GenerationRequest, parse_request
@@ -24,6 +23,7 @@ from h3serve.service.openai_fields import fields_of, to_h3
 from h3serve.service.references import Sources
 from h3serve.service.replies import Refusal
 from h3serve.service.settings import ServiceSettings
+from h3serve.service.supervisor import Supervisor
 
 _MAX_PRIORITY = 10
 _URL = re.compile(r"https?://[^\s/]+(/\S*)?")
@@ -34,9 +34,8 @@ class Intake:
     """Reads the requests of one server. `inputs_of(job id, owner)` finds an earlier job's inputs."""
 
     settings: ServiceSettings
-    tasks: tuple[str, ...]
+    supervisor: Supervisor
     inputs_of: Callable[[str, str], Path | None]
-    size_rules: Callable[[], SizeRules] = lambda: RELEASED_SIZES
 
     def prepare(self, body: Body, *, job_id: str, folder: Path, caller: Caller) -> NewJob:
         """A job whose inputs lie in `folder` and whose request names them there.
@@ -48,13 +47,14 @@ class Intake:
         priority = self._priority(fields.pop("priority", None), caller)
         webhook_url = self._webhook(fields.pop("webhook_url", None))
         request = parse_request(fields)
-        if request.task not in self.tasks:
-            served = f"this server serves {', '.join(self.tasks)}"
+        if request.task not in self.supervisor.tasks:
+            served = f"this server serves {', '.join(self.supervisor.tasks)}"
             raise RequestError("task", request.task, served)
         if request.quality not in (None, self.settings.quality):
             raise RequestError("quality", request.quality, f"this server runs at {self.settings.quality}")
         frozen, probes, digests = self._freeze(request, body, folder, caller)
-        plan = Plan.resolve(request, probes, rules=self.size_rules())
+        plan = Plan.resolve(request, probes, rules=self.supervisor.size_rules)
+        self.supervisor.check_fits(plan)
         return NewJob(
             id=job_id,
             task=request.task,

@@ -47,12 +47,14 @@ class Stop:
 class Loaded:
     """The model is ready for `tasks`; `stats` holds seconds and memory peaks of loading.
 
-    `size_rules` are the fields of core's `SizeRules` as the checkpoint has them.
+    `size_rules` are the fields of core's `SizeRules` as the checkpoint has them, `capacity` those of
+    its `Capacity`, None where nothing is refused.
     """
 
     tasks: list[str]
     stats: Json = field(default_factory=dict)
     size_rules: Json = field(default_factory=dict)
+    capacity: Json | None = None
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ class Server(uvicorn.Server):
         def inputs_of(job_id: str, owner: str) -> Path | None:
             return folder.inputs(job_id) if store.get(job_id, owner) is not None else None
 
-        intake = Intake(settings, self.supervisor.tasks, inputs_of, lambda: self.supervisor.size_rules)
+        intake = Intake(settings, self.supervisor, inputs_of)
         self.context = Context(settings, store, folder, ledger, self.supervisor, keys, intake)
         self.failure: str | None = None
         config = uvicorn.Config(

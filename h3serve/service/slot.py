@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
+from h3serve.core.capacity import Capacity
 from h3serve.core.geometry import SizeRules
 from h3serve.service.job import Job, Outcome
 from h3serve.service.ledger import Ledger
@@ -68,6 +69,7 @@ class Slot(threading.Thread):
         self.wake, self.drain, self.hurry = threading.Event(), threading.Event(), threading.Event()
         self.state, self.tasks, self.restarts = SlotState.LOADING, tuple[str, ...](), 0
         self.size_rules: SizeRules | None = None
+        self.capacity: Capacity | None = None
         self.job: Job | None = None
         self._cancel_wanted = threading.Event()
 
@@ -116,6 +118,7 @@ class Slot(threading.Thread):
                 return None
             self.tasks = tuple(loaded.tasks)
             self.size_rules = SizeRules(**loaded.size_rules)
+            self.capacity = Capacity(**loaded.capacity) if loaded.capacity else None
             self.ledger.metrics.loaded(loaded.stats)
             log.info("ready", extra={"worker": self.name, "pid": worker.pid, "stats": loaded.stats})
             return self._serve(worker, watchdog)

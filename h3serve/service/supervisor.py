@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from h3serve.core.geometry import RELEASED_SIZES, SizeRules
+from h3serve.core.plan import Plan
 from h3serve.core.tasks import PARTITION_OF
 from h3serve.service.job import Json
 from h3serve.service.ledger import Ledger
@@ -50,6 +51,12 @@ class Supervisor:
     def size_rules(self) -> SizeRules:
         """Those of the checkpoint; until it is loaded, those of the release."""
         return next((slot.size_rules for slot in self.slots if slot.size_rules), RELEASED_SIZES)
+
+    def check_fits(self, plan: Plan) -> None:
+        """CapacityError, with the numbers, for a plan that some worker cannot run: any of them may get the job."""
+        for slot in self.slots:
+            if slot.capacity is not None:
+                slot.capacity.check(plan)
 
     @property
     def is_ready(self) -> bool:

@@ -26,6 +26,7 @@ class H3Engine:
         engine = self.generator.engine
         self.tasks: tuple[str, ...] = engine.tasks
         self.size_rules: Json = asdict(engine.rules)
+        self.capacity: Json | None = asdict(engine.capacity) if engine.capacity else None
         self.load_stats: Json = {"seconds": round(time.monotonic() - began, 3)}
         if engine.device.type == "cuda":
             self.load_stats["peak_bytes"] = torch.cuda.max_memory_allocated(engine.device)

@@ -91,7 +91,7 @@ class Worker:
             self.channel.send(LoadFailed(words))
             return None
         self.stage = ""
-        self.channel.send(Loaded(list(engine.tasks), engine.load_stats, engine.size_rules))
+        self.channel.send(Loaded(list(engine.tasks), engine.load_stats, engine.size_rules, engine.capacity))
         return engine
 
     def _run(self, engine: Engine, run: Run) -> bool:

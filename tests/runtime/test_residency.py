@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from h3serve.core.capacity import work_of
 from h3serve.core.cost import GIB
 from h3serve.core.errors import CapacityError, RequestError
 from h3serve.core.plan import Plan
@@ -12,7 +13,7 @@ from h3serve.core.request import parse_request
 from h3serve.runtime.machine import Machine
 from h3serve.runtime.placement import BLOCKS, split
 from h3serve.runtime.rebuild import is_projection
-from h3serve.runtime.residency import RELEASED_SIZES, STAGES, choose, work_of
+from h3serve.runtime.residency import RELEASED_SIZES, STAGES, capacity_of, choose
 from h3serve.weights.components import RECIPES, build_on_meta
 from h3serve.weights.released import RELEASED
 
@@ -82,6 +83,17 @@ def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
     long = work_of(plan(15.0), tile_bytes=TILES)
     with pytest.raises(CapacityError, match="denoise needs .* a shorter or smaller clip"):
         choose("auto", RELEASED_SIZES, long, machine(10, 128))
+
+
+@pytest.mark.parametrize("gib", [24, 48, 94, 139])
+def test_capacity_is_what_the_choice_was_made_from(gib: int) -> None:
+    choice = choose("auto", RELEASED_SIZES, WORK, machine(gib, 200))
+    capacity = capacity_of(choice, TILES)
+    assert {stage: held + WORK.slab + WORK.stages[stage] for stage, held in capacity.held.items()} == choice.peaks
+    capacity.check(plan())
+    capacity = replace(capacity, usable=choice.peak - 1)
+    with pytest.raises(CapacityError, match=rf"needs {choice.peak / GIB:.2f} GiB .* \({gib}.00 GiB free"):
+        capacity.check(plan())
 
 
 def test_an_unknown_residency() -> None:

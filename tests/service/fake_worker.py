@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from h3serve.core.capacity import Capacity
+from h3serve.core.cost import GIB
 from h3serve.core.errors import CheckpointError, RequestError
 from h3serve.core.geometry import RELEASED_SIZES
 from h3serve.core.tasks import PARTITION_OF
@@ -25,6 +27,7 @@ from h3serve.service.worker_loop import main
 log = logging.getLogger("fake")
 STEPS = 4
 SIDE, FRAMES = 64, 12
+SMALL = Capacity({"denoise": 8 * GIB}, usable=14 * GIB, free=15 * GIB, tiles=(GIB, GIB))
 
 
 class FakeEngine:
@@ -33,6 +36,7 @@ class FakeEngine:
         self.tasks = tuple(task for task, p in PARTITION_OF.items() if self.partition in (p, "both"))
         self.load_stats = {"seconds": 0.01, "peak_bytes": 1000}
         self.size_rules: Json = asdict(RELEASED_SIZES)
+        self.capacity: Json | None = asdict(SMALL) if settings["device"] == "small" else None
 
     def generate(self, request: Json, *, inputs: Path, output: Path, on_progress: OnProgress) -> Json:
         prompt = str(request.get("prompt", ""))

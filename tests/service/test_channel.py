@@ -23,6 +23,7 @@ BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "float | None": st.none() | st.floats(allow_nan=False),
     "list[str]": st.lists(st.text()),
     "Json": st.dictionaries(st.text(), json_values, max_size=4),
+    "Json | None": st.none() | st.dictionaries(st.text(), json_values, max_size=4),
 }
 
 

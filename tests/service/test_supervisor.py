@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from h3serve.core.errors import CapacityError
+from h3serve.core.plan import Plan
+from h3serve.core.request import parse_request
 from h3serve.service.folder import DataFolder
 from h3serve.service.job import Job
 from h3serve.service.ledger import Ledger
@@ -198,6 +201,15 @@ def test_two_devices_run_two_jobs_at_once(make: Make) -> None:
     made = [service.submit("slow 0.3") for _ in range(2)]
     until(lambda: all(service.ledger.board.get(job.id) for job in made))
     assert [service.wait(job).state for job in made] == [State.COMPLETED] * 2
+
+
+def test_what_does_not_fit_every_worker_is_refused(make: Make) -> None:
+    service = make(devices=("cpu", "small"))
+    until(lambda: service.supervisor.is_ready)
+    target = {"short_edge": 768, "duration_seconds": 15}
+    plan = Plan.resolve(parse_request({"task": "t2va", "prompt": "a", "target": target}))
+    with pytest.raises(CapacityError, match=r"14\.00 GiB are usable"):
+        service.supervisor.check_fits(plan)
 
 
 def test_a_job_for_another_partition_waits(make: Make) -> None:

@@ -20,6 +20,7 @@ from h3serve.service.keys import Caller, KeyRing, hash_key
 from h3serve.service.moves import State
 from h3serve.service.store import JobStore
 from tests.service.client import T2VA, client_of, context_of
+from tests.service.fake_worker import SMALL
 from tests.service.make import put, take
 
 KEYS = KeyRing(
@@ -45,6 +46,18 @@ def changed(**changes: Any) -> dict[str, Any]:
 
 def target(**changes: Any) -> dict[str, Any]:
     return changed(target={**T2VA["target"], **changes})  # type: ignore[dict-item]
+
+
+def test_what_cannot_fit_is_refused_with_the_numbers(http: TestClient, context: Context, folder: DataFolder) -> None:
+    long = target(short_edge=768, duration_seconds=15)
+    assert http.post("/v1/plan", json=long).status_code == 200  # as long as no worker has said what it holds
+    context.supervisor.slots[0].capacity = SMALL
+    for path in ("/v1/plan", "/v1/videos"):
+        refused = http.post(path, json=long)
+        assert refused.status_code == 422 and refused.json()["error"]["code"] == "does_not_fit"
+        assert "14.00 GiB are usable (15.00 GiB free" in refused.json()["error"]["message"]
+        assert http.post(path, json=T2VA).status_code == 200
+    assert len(context.store.ids()) == 1 and list((folder.root / "incoming").iterdir()) == []
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -1,0 +1,71 @@
+"""Whether a request's work fits beside an engine's weights: arithmetic, also for a server that loads nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from h3serve.core.cost import GIB, modulation_bytes, step_bytes, text_bytes
+from h3serve.core.errors import CapacityError
+from h3serve.core.plan import Plan
+
+SLOTS = 100  # of a modulation slab to begin with: the default schedule has 99 timesteps
+SLAB_BYTES = 4 * GIB  # the most that the modulation of one request may take on the device
+
+
+@dataclass(frozen=True)
+class Work:
+    """Device bytes that a request needs beside the weights: for good (`slab`) and per stage."""
+
+    slab: int
+    stages: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Device bytes of an engine: weights there during each stage, what is usable in all, and what was free before."""
+
+    held: Mapping[str, int]
+    usable: int
+    free: int
+    tiles: tuple[int, int]  # an encoded and a decoded tile of the video VAE
+
+    def check(self, plan: Plan) -> None:
+        """CapacityError, with the numbers, if `plan` does not fit."""
+        work = work_of(plan, tile_bytes=self.tiles)
+        if work.slab > SLAB_BYTES:
+            raise CapacityError(
+                f"the modulation of all steps is {gib(work.slab)}, at most {gib(SLAB_BYTES)}: take fewer steps"
+            )
+        for stage, held in self.held.items():
+            peak = held + work.slab + work.stages[stage]
+            if peak > self.usable:
+                raise too_much(stage, peak, usable=self.usable, free=self.free)
+
+
+def work_of(plan: Plan, *, tile_bytes: tuple[int, int], value_bytes: int = 2) -> Work:
+    """What `plan` needs; `tile_bytes` of an encoded and of a decoded tile of the video VAE, as batched."""
+    model = plan.model
+    projection = model.adaln_params // model.layers * value_bytes
+    return Work(
+        slab=modulation_bytes(max(SLOTS, plan.timesteps), model, value_bytes),
+        stages={
+            "encode text": text_bytes(plan.text_tokens, model, value_bytes),
+            "encode conditions": tile_bytes[0] if plan.conditions else 0,
+            "denoise": max(step_bytes(plan.rows, model, value_bytes), 3 * projection),
+            "decode": tile_bytes[1],
+        },
+    )
+
+
+def too_much(stage: str, peak: int, *, usable: int, free: int, advice: str = "") -> CapacityError:
+    """The error that says what a stage needs and what there is."""
+    return CapacityError(
+        f"{stage} needs {gib(peak)} on the device, {gib(max(0, usable))} are usable "
+        f"({gib(free)} free, less a margin){advice}; a shorter or smaller clip needs less"
+    )
+
+
+def gib(num_bytes: int) -> str:
+    """`12.34 GiB`."""
+    return f"{num_bytes / GIB:.2f} GiB"

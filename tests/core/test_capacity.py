@@ -1,0 +1,35 @@
+import json
+from dataclasses import asdict
+
+import pytest
+
+from h3serve.core.capacity import Capacity
+from h3serve.core.cost import GIB
+from h3serve.core.errors import CapacityError
+from h3serve.core.plan import Plan
+from h3serve.core.request import parse_request
+
+ROOM = Capacity({"encode text": 2 * GIB, "denoise": 8 * GIB}, usable=14 * GIB, free=15 * GIB, tiles=(GIB, GIB))
+
+
+def plan(seconds: float, steps: int = 50) -> Plan:
+    target = {"short_edge": 768, "duration_seconds": seconds}
+    return Plan.resolve(parse_request({"task": "t2va", "prompt": "a", "target": target, "num_inference_steps": steps}))
+
+
+def test_what_fits_passes_and_what_does_not_is_refused_with_the_numbers() -> None:
+    ROOM.check(plan(4))
+    with pytest.raises(CapacityError, match=r"denoise needs 20.92 GiB .* 14.00 GiB are usable \(15.00 GiB free"):
+        ROOM.check(plan(15))
+
+
+def test_too_many_steps() -> None:
+    with pytest.raises(CapacityError, match=r"modulation of all steps is \d+\.\d\d GiB, at most 4.00 .* fewer steps"):
+        ROOM.check(plan(4, steps=1000))
+
+
+def test_it_travels_as_json() -> None:
+    again = Capacity(**json.loads(json.dumps(asdict(ROOM))))
+    again.check(plan(4))
+    with pytest.raises(CapacityError):
+        again.check(plan(15))
