@@ -20,5 +20,6 @@ def pytest_configure() -> None:
     Without a GPU, Triton kernels run in its interpreter; it has to know before anyone imports it.
     """
     torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start: the same bits from them
     if find_spec("triton") and not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"

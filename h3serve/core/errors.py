@@ -70,5 +70,6 @@ class Cancelled(H3Error):
 
 
 def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    """Both ends of a long value: a path says most at its end, a text at its start."""
+    text, half = repr(value), _SHOWN // 2
+    return text if len(text) <= _SHOWN else f"{text[: half - 1]}…{text[-half:]}"
