@@ -13,6 +13,7 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 _KEYS = 128  # per tile of cuDNN's kernel; a last tile that is not full slows all others down
 _SAMPLE = 4096  # rows that the mean key is taken of
+_WORTH_PADDING = 4 * _SAMPLE  # rows; below, attention is no large part of a step
 _FLASH4_TILES = {9: ((192, 128), False)}  # by major capability, where another than its own choice is quicker
 
 
@@ -26,10 +27,10 @@ def padded_cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Ten
     """cuDNN's kernel on whole tiles of keys; what the padding adds to the sums is taken out again.
 
     The padding is the mean of real keys, with values of zero: by Jensen's inequality it never has more than
-    a few percent of a row's weight, whatever the queries are. CUDA and Triton, bfloat16 or float16.
+    3 % of a row's weight, whatever the queries are. CUDA and Triton, bfloat16 or float16.
     """
     count = -len(k) % _KEYS
-    if count == 0 or len(k) < _SAMPLE:
+    if count == 0 or len(k) < _WORTH_PADDING:
         return sdpa(q, k, v)
     from h3serve.models.fused_padding import without_padding  # here, since Triton comes with CUDA builds of torch only
 

@@ -73,4 +73,5 @@ def test_what_padding_adds_is_taken_out(common: float, count: int) -> None:
     weight = count * torch.exp(torch.einsum("shd,hd->hs", q, mean_key(k)) / 8 - logsumexp)
     assert weight.max() < count / (300 + count) * 1.01  # Jensen
     without_padding(out, logsumexp, q=q, key=mean_key(k), count=count)
-    assert torch.allclose(out, sdpa(q, k, v), atol=2e-5)
+    # Scores of some hundreds have an absolute error of their own in float32.
+    assert torch.allclose(out, sdpa(q, k, v), atol=2e-3 if common else 2e-5)
