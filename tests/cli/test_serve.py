@@ -168,7 +168,7 @@ def test_a_wrong_start_is_one_line(
 def test_a_missing_model_ends_the_server(tmp_path: Path) -> None:
     options = ("--model", str(tmp_path / "none"), "--port", "0", "--device", "cpu", "--data", str(tmp_path / "data"))
     done = subprocess.run([*H3SERVE, "serve", *options], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "the model cannot be loaded" in done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "is no folder, no hub id" in done.stderr.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
 
 
