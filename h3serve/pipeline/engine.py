@@ -112,6 +112,7 @@ class Engine:
         counts = {name: getattr(encodings, name) for name in ("hits", "misses", "evictions", "num_bytes")}
         return {"encodings": counts, **({"modulation": source.stats()} if isinstance(source, AdaLN) else {})}
 
+    @torch.inference_mode()
     def prepare(self) -> None:
         """Has the modulation of the default schedules ready, so that the first request does not wait for it."""
         for partition, denoiser in self.denoisers.items():

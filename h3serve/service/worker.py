@@ -17,8 +17,6 @@ class H3Engine:
 
     def __init__(self, settings: Json) -> None:
         # Only now: the process beats and can be cancelled while these load.
-        import torch
-
         from h3serve.pipeline.generator import Generator
 
         began = time.monotonic()
@@ -29,7 +27,8 @@ class H3Engine:
         self.capacity: Json | None = asdict(engine.capacity) if engine.capacity else None
         self.load_stats: Json = {"seconds": round(time.monotonic() - began, 3)}
         if engine.device.type == "cuda":
-            self.load_stats["peak_bytes"] = torch.cuda.max_memory_allocated(engine.device)
+            self.load_stats["peak_bytes"] = engine.peaks.load_peak
+        engine.prepare()
 
     def generate(self, request: Json, *, inputs: Path, output: Path, on_progress: OnProgress) -> Json:
         conditions = [{**c, "uri": str(inputs / c["uri"])} for c in request["conditions"]]
