@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from h3serve.core.capacity import SLOTS, work_of
 from h3serve.core.plan import Plan
 from h3serve.models.denoiser import Denoiser, key_map
 from h3serve.models.modulation import Modulation
@@ -43,7 +44,7 @@ from h3serve.runtime.meters import PeakMeter
 from h3serve.runtime.pages import PageCache
 from h3serve.runtime.placement import Streaming, from_host
 from h3serve.runtime.rebuild import Projections, is_projection, projections_of
-from h3serve.runtime.residency import RELEASED_SIZES, SLOTS, Choice, choose, work_of
+from h3serve.runtime.residency import RELEASED_SIZES, Choice, choose
 from h3serve.runtime.sidecar import Origin, SidecarFolder
 from h3serve.runtime.sizes import tile_bytes
 from h3serve.runtime.slab import Slab
@@ -263,7 +264,7 @@ def mixed_part(run: Run, engine: Engine) -> Results:
         reserved = torch.cuda.memory_reserved() if run.device.type == "cuda" else 0
         host = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
         rows.append([number, held / GIB, reserved / GIB, host / GIB])
-        if time.perf_counter() - began > 25:
+        if time.perf_counter() - began > 20:
             break
     table = np.round(np.array(rows), 3)
     third = max(1, len(table) // 3)
