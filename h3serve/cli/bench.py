@@ -29,7 +29,6 @@ Peer = Annotated[
     Path | None,
     typer.Option(help="A Python file that builds another implementation: bench/diffusers_peer.py.", show_default=False),
 ]
-TILE_GIB = 6  # for tiles in flight: decode then stays within 16 GiB
 
 
 @app.command()
@@ -103,7 +102,6 @@ def vae(
             report = measure(
                 network,
                 target=target,
-                tile_bytes=TILE_GIB * 2**30,
                 rounds=rounds,
                 peer=other and other.video_vae,
             )

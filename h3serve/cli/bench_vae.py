@@ -11,7 +11,6 @@ from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
 from h3serve.models.tiers import use_vae_tier
 from h3serve.models.video_vae import VideoVAE, to_compute_dtype, to_uint8
-from h3serve.models.video_vae_memory import fit_tiles
 from h3serve.runtime.copy_out import to_host
 from h3serve.runtime.figures import Figure, Report, machine
 from h3serve.runtime.measure import Call, alternate
@@ -20,14 +19,11 @@ from h3serve.runtime.measure import Call, alternate
 PeerVAE = Callable[[VideoVAE], Mapping[str, Callable[[torch.Tensor], torch.Tensor]]]
 
 
-def bench_decode(
-    vae: VideoVAE, *, target: Mapping[str, Any], tile_bytes: int, rounds: int, peer: PeerVAE | None = None
-) -> Report:
-    """Latents to uint8 frames in host memory; `tile_bytes` is what tiles in flight may take."""
+def bench_decode(vae: VideoVAE, *, target: Mapping[str, Any], rounds: int, peer: PeerVAE | None = None) -> Report:
+    """Latents to uint8 frames in host memory."""
     device = vae.quant_conv.weight.device
     plan = clip_plan(target)
     latents = torch.randn(1, vae.config.latent_channels, *latent_size(plan), device=device)
-    fit_tiles(vae, tile_bytes)
     calls: dict[str, Call] = {}
     for tier in ("exact", "lossless"):
         calls[tier] = decode_call(vae, tier, latents)
@@ -37,15 +33,12 @@ def bench_decode(
     return _report(f"Video VAE decode, {plan.frames} frames", calls, vae, rounds=rounds, device=device)
 
 
-def bench_encode(
-    vae: VideoVAE, *, target: Mapping[str, Any], tile_bytes: int, rounds: int, peer: PeerVAE | None = None
-) -> Report:
+def bench_encode(vae: VideoVAE, *, target: Mapping[str, Any], rounds: int, peer: PeerVAE | None = None) -> Report:
     """Pixels on the device to moments."""
     device = vae.quant_conv.weight.device
     plan = clip_plan(target)
     width, height = plan.canvas
     pixels = torch.randn(1, 3, plan.frames, height, width, device=device)
-    fit_tiles(vae, tile_bytes)
     calls: dict[str, Call] = {"lossless": lambda: encode(vae, "lossless", pixels)}
     if peer is not None:
         theirs = peer(vae)["encode"]

@@ -16,6 +16,7 @@ from h3serve.models.ops import PLAIN, Ops
 from h3serve.models.transformer import Transformer
 from h3serve.models.video_encoder import FUSED_CHANNELS
 from h3serve.models.video_vae import VideoVAE
+from h3serve.models.video_vae_memory import SHARE, fit_tiles
 
 TIERS: tuple[Quality, ...] = ("exact", "lossless", "fast")
 
@@ -39,21 +40,33 @@ def use_tier(transformer: Transformer, quality: Quality, device: torch.device, *
 
 
 def use_vae_tier(vae: VideoVAE, quality: Quality, device: torch.device) -> None:
-    """Sets the kernels of a video VAE likewise, in both directions; fast is as lossless."""
+    """Sets the kernels of a video VAE likewise, in both directions, and how many tiles go through at once.
+
+    exact: one tile at a time. lossless, and fast alike: as many as a share of the GPU's memory takes.
+    """
     vae.decoder.ops, vae.encoder.trunk = decoder_ops.PLAIN, video_encoder.trunk
-    if quality == "exact" or not _has_kernels(device):
+    vae.tile_batch = vae.encode_tile_batch = 1
+    if quality == "exact" or device.type != "cuda":
         return
-    from h3serve.models.fused_decoder import FUSED
-
-    vae.decoder.ops = replace(FUSED, attention=flash4_batched) if has_flash4(device) else FUSED
-    if _has_gated_gemm(device):
-        from h3serve.models.gated_gemm import gated_linear_batched
-
-        vae.decoder.ops = replace(vae.decoder.ops, gated_linear=gated_linear_batched)
+    fit_tiles(vae, torch.cuda.get_device_properties(device).total_memory // SHARE)
+    if not _has_kernels(device):
+        return
+    vae.decoder.ops = _decoder_ops(device)
     if torch.cuda.get_device_capability(device) >= (9, 0) and not any(n % FUSED_CHANNELS for n in vae.config.channels):
         from h3serve.models.fused_encoder import trunk
 
         vae.encoder.trunk = trunk  # loads by the bulk copy engine that Hopper brought
+
+
+def _decoder_ops(device: torch.device) -> decoder_ops.DecoderOps:
+    from h3serve.models.fused_decoder import FUSED
+
+    chosen = replace(FUSED, attention=flash4_batched) if has_flash4(device) else FUSED
+    if _has_gated_gemm(device):
+        from h3serve.models.gated_gemm import gated_linear_batched
+
+        chosen = replace(chosen, gated_linear=gated_linear_batched)
+    return chosen
 
 
 def has_float8(module: nn.Module) -> bool:

@@ -21,9 +21,10 @@ from h3serve.core.tasks import PARTITION_OF, Partition, Quality, Task
 from h3serve.models.audio_vae import AudioVAE
 from h3serve.models.denoiser import Denoiser
 from h3serve.models.text_encoder import TextEncoder
-from h3serve.models.tiers import TIERS, use_tier
+from h3serve.models.tiers import TIERS, use_tier, use_vae_tier
 from h3serve.models.tokenizer import Tokenizer
 from h3serve.models.video_vae import VideoVAE, to_compute_dtype
+from h3serve.models.video_vae_memory import batched_tile_bytes
 from h3serve.pipeline.schedule import default_times
 from h3serve.runtime.adaln import AdaLN
 from h3serve.runtime.encodings import EncodingCache
@@ -33,7 +34,7 @@ from h3serve.runtime.placement import Placement
 from h3serve.runtime.residency import Choice, capacity_of
 from h3serve.runtime.scheduled import Direct, ModulationSource
 from h3serve.runtime.sharding import ONE, Share
-from h3serve.runtime.sizes import choose_for, tile_bytes
+from h3serve.runtime.sizes import choose_for
 from h3serve.runtime.updates import Updates
 from h3serve.weights.components import check_files
 from h3serve.weights.layout import ModelFolder
@@ -83,7 +84,7 @@ class Engine:
         """What requests may need on this engine's GPU; None on a CPU, where nothing is refused."""
         if self.choice is None or self.device.type != "cuda":
             return None
-        return capacity_of(self.choice, tile_bytes(self.video_vae.config))
+        return capacity_of(self.choice, batched_tile_bytes(self.video_vae))
 
     def check_plan(self, plan: Plan) -> None:
         """CapacityError, with the numbers, for a request that cannot fit on this engine's GPU."""
@@ -171,6 +172,7 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
     assert isinstance(video_vae, VideoVAE) and isinstance(audio_vae, AudioVAE)
     check_processor_files(folders[shared].component("processor", shared).folder)
     denoisers = {p: _denoiser(load("transformer", p), settings.quality, device) for p in partitions}
+    use_vae_tier(video_vae, settings.quality, device)
     share.connect(denoisers.values(), video_vae)
     tiers = {
         p: build_tiers(

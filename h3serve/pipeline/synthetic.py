@@ -11,10 +11,13 @@ import torch
 
 from h3serve.core.geometry import RELEASED_SIZES
 from h3serve.core.tasks import Quality
+from h3serve.models import denoiser as denoiser_file
+from h3serve.models import text_encoder as text_encoder_file
 from h3serve.models.audio_vae import AudioVAE
 from h3serve.models.denoiser import Denoiser
+from h3serve.models.float8_linear import use_float8
 from h3serve.models.text_encoder import TextEncoder
-from h3serve.models.tiers import use_tier
+from h3serve.models.tiers import use_tier, use_vae_tier
 from h3serve.models.tokenizer import VISION_TOKENS, Tokenizer
 from h3serve.models.video_vae import VideoVAE
 from h3serve.pipeline.engine import Engine, for_device
@@ -47,7 +50,11 @@ def synthetic_engine(
     denoiser, text_encoder, video_vae, audio_vae = parts.values()
     assert isinstance(denoiser, Denoiser) and isinstance(text_encoder, TextEncoder)
     assert isinstance(video_vae, VideoVAE) and isinstance(audio_vae, AudioVAE)
+    if quality == "fast":
+        use_float8(denoiser, denoiser_file.FLOAT8_LINEARS, dtype)
+        use_float8(text_encoder, text_encoder_file.FLOAT8_LINEARS, dtype)
     use_tier(denoiser.transformer, quality, device)
+    use_vae_tier(video_vae, quality, device)
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(backend, Path(folder))
         tokenizer: Tokenizer = load_tokenizer(Path(folder), text_encoder.config)
