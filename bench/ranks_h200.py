@@ -4,7 +4,6 @@
 
 Writes results.json after every part, so that a run that is cut off loses only what it had not reached; parts
 that would begin after `budget` seconds are left out. `--demo` tries everything out with small networks on a CPU.
-`bench/ranks_table.py results.json` makes the tables.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from h3serve.core.cost import RELEASED_MODEL as M
 from h3serve.runtime.shape import Shape
 
-ROWS = {5: 38_340, 10: 73_900, 15: 109_364}  # T2VA at 1344x768, 336 text tokens
+ROWS = {5: 38_046, 10: 73_722, 15: 109_398}  # T2VA at 1344x768, 336 text tokens
 SHAPES = [
     Shape(1, 1),
     Shape(2, 1),
@@ -33,7 +33,7 @@ class Pieces:
     """Rates of one H200 inside a step, and of one rank's link. bench/results/ranks_h200.md has the measurements."""
 
     gemm: float = 730.0  # TFLOP/s
-    attention: float = 560.0  # TFLOP/s
+    attention: float = 575.0  # TFLOP/s
     memory: float = 3.5  # TB/s
     link: float = 225.0  # GB/s that one rank sends in an exchange among all
     reduce: float = 283.0  # GB/s that one rank sends in a sum over all

@@ -29,6 +29,11 @@ def serve(
     quality: flags.QualityTier = _DEFAULT.quality,
     residency: flags.Residency = _DEFAULT.residency,
     revision: flags.Revision = None,
+    gpus: flags.Gpus = 1,
+    ulysses: flags.Ulysses = None,
+    tp: flags.TensorParallel = None,
+    ray: Annotated[str | None, typer.Option(help="Run workers on a Ray cluster: its address, or auto.")] = None,
+    replicas: Annotated[int, typer.Option(help="Workers on the Ray cluster.")] = 1,
     max_queued: Annotated[int, typer.Option(help="Jobs that may wait; more get 429.")] = _DEFAULT.max_queued,
     drain: Annotated[float, typer.Option(help="Seconds running jobs may take after SIGTERM.")] = _DEFAULT.drain_s,
     keep_days: Annotated[float, typer.Option(help="Days finished files are kept.")] = 7.0,
@@ -42,6 +47,8 @@ def serve(
     """Serve the HTTP API and the web page until SIGTERM, which lets running jobs finish."""
     if partition not in ("fl2va", "ref2va", "both"):
         raise RequestError("--partition", partition, "fl2va, ref2va or both")
+    if replicas < 1 or (replicas > 1 and ray is None):
+        raise RequestError("--replicas", replicas, "1 or more, with --ray; without Ray --device is repeated")
     for folder in allow_folder or ():
         if not folder.is_dir():
             raise RequestError("--allow-folder", str(folder), "an existing folder")
@@ -57,11 +64,15 @@ def serve(
             host=host,
             port=port,
             partition=partition,  # type: ignore[arg-type]
-            devices=tuple(device or _DEFAULT.devices),
+            devices=tuple(device or _DEFAULT.devices) * replicas,
             dtype=dtype,
             quality=quality,  # type: ignore[arg-type]
             residency=residency,
             revision=revision,
+            gpus=gpus,
+            ulysses=ulysses,
+            tp=tp,
+            ray=ray,
             max_queued=max_queued,
             drain_s=drain,
             keys=keys,

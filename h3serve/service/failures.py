@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 
-from h3serve.core.errors import CapacityError, H3Error, MediaError, OutputError, RequestError
+from h3serve.core.errors import CapacityError, H3Error, MediaError, OutputError, RequestError, WorkerError
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ def failure_of(error: BaseException, stage: str) -> Failure:
     if is_out_of_memory(error):
         message = f"out of memory {during}; ask for a shorter or smaller video or fewer references"
         return Failure("out_of_memory", message, leaves=True)
+    if isinstance(error, WorkerError):  # a rank of the replica is gone, or failed in a way nobody foresaw
+        return Failure("generation_failed", str(error), leaves=True)
     for kind, code in _CODES:
         if isinstance(error, H3Error) and isinstance(error, kind):
             return Failure(code, str(error))

@@ -28,6 +28,7 @@ from h3serve.service.ledger import Ledger
 from h3serve.service.logs import start_logs
 from h3serve.service.metrics import Metrics
 from h3serve.service.process import COMMAND
+from h3serve.service.ray_relay import ray_command
 from h3serve.service.recovery import recover
 from h3serve.service.settings import ServiceSettings
 from h3serve.service.store import JobStore
@@ -40,7 +41,7 @@ _RETENTION_S = 60.0
 _BACKLOG = 2048
 
 
-def serve(settings: ServiceSettings, *, command: Sequence[str] = COMMAND) -> None:
+def serve(settings: ServiceSettings, *, command: Sequence[str] | None = None) -> None:
     """Run until told to stop. Raises H3Error when the start-up fails, after cleaning up.
 
     `command` starts a worker; tests replace it.
@@ -61,7 +62,8 @@ def serve(settings: ServiceSettings, *, command: Sequence[str] = COMMAND) -> Non
         store = JobStore(settings.database or folder.default_url)
         stack.callback(store.close)
         recover(store, folder)
-        server = Server(settings, store, folder, keys, command)
+        starts = command or (ray_command(settings.ray) if settings.ray else COMMAND)
+        server = Server(settings, store, folder, keys, starts)
         try:
             server.live(listener, secret)
             folder.undo = False

@@ -62,6 +62,10 @@ class ServiceSettings:
     quality: Quality = "lossless"
     residency: str = "auto"
     revision: str | None = None
+    gpus: int = 1  # of one worker, which make one clip together
+    ulysses: int | None = None
+    tp: int | None = None
+    ray: str | None = None  # workers run on this Ray cluster (an address, or auto), one per entry of `devices`
     max_queued: int = 100
     drain_s: float = 600.0
     keys: Path | None = None  # file of hashed API keys; None: anybody may call
@@ -90,4 +94,7 @@ class ServiceSettings:
             "quality": self.quality,
             "residency": self.residency,
             "revision": self.revision,
+            "gpus": self.gpus,
+            "ulysses": self.ulysses,
+            "tp": self.tp,
         }

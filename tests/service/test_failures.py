@@ -17,7 +17,7 @@ class OutOfMemoryError(RuntimeError):
         (MediaError("conditions[0]", "a.png", "a picture"), "invalid_media", False),
         (CapacityError("needs 90 GiB, has 80"), "does_not_fit", False),
         (OutputError("values are NaN"), "output_failed", False),
-        (WorkerError("rank 3 died"), "generation_failed", False),
+        (WorkerError("rank 3 died"), "generation_failed", True),
         (MemoryError(), "out_of_memory", True),
         (OutOfMemoryError("CUDA out of memory"), "out_of_memory", True),
         (OSError(errno.ENOSPC, "No space left"), "disk_full", False),
