@@ -83,6 +83,7 @@ class Together:
         try:
             first = self._settle()
         finally:
+            self._tidy()
             self._number += 1
         if first is not None:
             raise own if own is not None and to_json(own, self.ranks.rank) == first else from_json(first)
@@ -112,8 +113,14 @@ class Together:
             self.ranks.open()
         return json.loads(store.get(self._key("error")))
 
-    def _key(self, what: str) -> str:
-        return f"request{self._number}/{what}"
+    def _tidy(self) -> None:
+        """Forget the request before this one; of this one others may still be reading."""
+        if self.ranks.leads:
+            for what in ("message", "error", "left"):
+                self.ranks.store.delete_key(self._key(what, before=1))
+
+    def _key(self, what: str, *, before: int = 0) -> str:
+        return f"request{self._number - before}/{what}"
 
 
 class _Watch:

@@ -102,6 +102,18 @@ def test_what_the_first_rank_announces_all_hear(four: Pool) -> None:
         assert four.run(_message, message) == [message] * 4
 
 
+def _keys(ranks: Ranks) -> int:
+    return ranks.store.num_keys()
+
+
+def test_the_store_does_not_grow(four: Pool) -> None:
+    counts = []
+    for _ in range(4):
+        four.run(_message, "x" * 1000)
+        counts.append(four.run(_keys)[0])
+    assert counts[-1] == counts[0], counts
+
+
 def _lose_one(ranks: Ranks) -> dict[str, Any]:
     with MonkeyPatch.context() as patch:
         patch.setattr(module, "SETTLE_S", 1.0)
