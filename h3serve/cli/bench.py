@@ -29,6 +29,7 @@ Peer = Annotated[
     Path | None,
     typer.Option(help="A Python file that builds another implementation: bench/diffusers_peer.py.", show_default=False),
 ]
+PROMPT = "A red fox trots through a snowy forest while the wind rises and snow crunches underfoot. " * 6
 
 
 @app.command()
@@ -124,6 +125,29 @@ def text(
         _show(bench_text(encoder, lengths=[int(length) for length in lengths.split(",")], rounds=rounds), out)
 
 
+@app.command()
+def request(
+    seconds: Seconds = 5.0,
+    short_edge: ShortEdge = 768,
+    evaluations: Annotated[int, typer.Option(help="Model evaluations.")] = 50,
+    quality: Annotated[str, typer.Option(help="exact, lossless or fast.")] = "lossless",
+    video: Annotated[Path, typer.Option(help="Where the MP4 goes.")] = Path("bench.mp4"),
+    out: Out = None,
+) -> None:
+    """A whole request, from its text to the finished MP4."""
+    import torch
+
+    from h3serve.cli.bench_request import bench_request
+    from h3serve.pipeline.synthetic import synthetic_engine
+
+    _check_gpu()
+    chosen: Any = quality
+    engine = synthetic_engine(torch.device("cuda", 0), quality=chosen)
+    target = {"short_edge": short_edge, "duration_seconds": seconds}
+    report = bench_request(engine, target=target, evaluations=evaluations, prompt=PROMPT, output=video)
+    _show(report, out)
+
+
 def _inference() -> Any:
     import torch
 
@@ -131,13 +155,17 @@ def _inference() -> Any:
 
 
 def _component(name: str) -> Any:
-    import torch
-
     from h3serve.weights.synthetic import synthetic_component
+
+    _check_gpu()
+    return synthetic_component(name, device="cuda")
+
+
+def _check_gpu() -> None:
+    import torch
 
     if not torch.cuda.is_available():
         raise RequestError("device", "cpu", "networks of the released sizes are measured on a GPU")
-    return synthetic_component(name, device="cuda")
 
 
 def _load(peer: Path | None) -> Any:

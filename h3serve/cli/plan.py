@@ -91,5 +91,11 @@ def _lines(shown: dict[str, Any]) -> list[str]:
         f"rows        {about}{rows['total']}: {about}{rows['text']} text, {rows['conditions']} conditions, "
         f"{rows['audio']} sound, {rows['video']} video",
         f"work        {about}{shown['petaflops']} PFLOP in {shown['steps']} evaluations",
+        *(
+            f"time        {about}"
+            + ", ".join(f"{value:.0f} s {tier}" for tier, value in tiers.items())
+            + f", of denoising on one {device}"
+            for device, tiers in shown["denoise_seconds"].items()
+        ),
         f"memory      {about}{shown['peak_gib']} GiB while denoising, the transformer alone on the device, in bfloat16",
     ]

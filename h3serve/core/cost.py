@@ -25,11 +25,19 @@ RELEASED_MODEL = ModelSize()
 GIB = 2**30
 
 
+def linear_flops(rows: int, model: ModelSize = RELEASED_MODEL) -> float:
+    """Of the linear layers of all blocks in one evaluation over `rows` packed rows."""
+    return 2.0 * model.layers * rows * (4 * model.hidden * model.inner + 3 * model.hidden * model.ffn)
+
+
+def attention_flops(rows: int, model: ModelSize = RELEASED_MODEL) -> float:
+    """Of all blocks' attention, which grows with the square of the rows."""
+    return 4.0 * model.layers * rows * rows * model.inner
+
+
 def step_flops(rows: int, model: ModelSize = RELEASED_MODEL) -> float:
-    """FLOPs of one model evaluation over `rows` packed rows: linears grow with S, attention with S squared."""
-    linear = 2 * (4 * model.hidden * model.inner + 3 * model.hidden * model.ffn) * rows
-    attention = 4 * rows * rows * model.inner
-    return float(model.layers * (linear + attention))
+    """FLOPs of one model evaluation over `rows` packed rows."""
+    return linear_flops(rows, model) + attention_flops(rows, model)
 
 
 def weight_bytes(model: ModelSize, bytes_per_value: int) -> dict[str, int]:

@@ -18,6 +18,7 @@ from h3serve.core.probe import MediaProbe
 from h3serve.core.references import check_references, seconds_used
 from h3serve.core.request import Condition, GenerationRequest
 from h3serve.core.segments import Segment
+from h3serve.core.speed import denoise_seconds
 from h3serve.core.tasks import LIMITS, PARTITION_OF, Limits, Partition
 
 _BYTES_PER_TOKEN = 3.6  # of English prompts, when no tokenizer is at hand
@@ -99,6 +100,7 @@ class Plan:
                 "total": self.rows,
             },
             "petaflops": round(self.flops / 1e15, 3),
+            "denoise_seconds": denoise_seconds(self.rows, self.steps, self.model),
             "peak_gib": round(self.peak_bytes() / 2**30, 2),
         }
 

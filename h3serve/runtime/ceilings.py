@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from h3serve.core.cost import ModelSize
+from h3serve.core.cost import ModelSize, attention_flops, linear_flops
 from h3serve.models.attention import Attention
 from h3serve.models.float8_linear import Float8Linear, quantize
 from h3serve.runtime.measure import sustained
@@ -35,16 +35,6 @@ class Ceilings:
         linear_rate = self.linear8 if float8 and self.linear8 else self.linear
         linear = linear_flops(self.rows, model) / linear_rate
         return linear + attention_flops(self.rows, model) / max(self.attention.values())
-
-
-def linear_flops(rows: int, model: ModelSize) -> float:
-    """Of all blocks' linear layers (spec/transformer.md 2.9)."""
-    return 2.0 * model.layers * rows * (4 * model.hidden * model.inner + 3 * model.hidden * model.ffn)
-
-
-def attention_flops(rows: int, model: ModelSize) -> float:
-    """Of all blocks' attention (spec/transformer.md 2.9)."""
-    return 4.0 * model.layers * rows * rows * model.inner
 
 
 def measure_ceilings(

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from h3serve.cli import bench_step, bench_vae
+from h3serve.cli.bench_request import bench_request
 from h3serve.cli.main import run
 from h3serve.models.denoiser import Denoiser
 from h3serve.runtime.figures import Figure, Report
 from tests.models.tiny_transformer import tiny_denoiser
 from tests.models.tiny_video_vae import tiny
+from tests.pipeline.small_engine import small_engine
 
 TARGET = {"short_edge": 64, "duration_seconds": 4}
 ROOT = Path(__file__).parent.parent.parent
@@ -83,6 +85,16 @@ def test_vae_and_its_peer(peer: ModuleType) -> None:
     assert raw.shape == (1, 3, 22, 64, 64)
     pixels = torch.randn(1, 3, 5, 32, 32)
     assert torch.allclose(theirs["encode"](pixels), vae.encode(pixels).mean, atol=1e-4)
+
+
+def test_request(tmp_path: Path) -> None:
+    engine = small_engine()
+    report = bench_request(engine, target=TARGET, evaluations=2, prompt="x", output=tmp_path / "clip.mp4")
+    figures = by_name(report)
+    assert {"encode text", "denoise", "decode video", "all but the evaluations"} <= set(figures)
+    total, denoise = figures["to the finished MP4"].seconds, figures["denoise"].seconds
+    assert total and denoise and figures["one evaluation"].seconds == denoise / 2 < total
+    assert (tmp_path / "clip.mp4").stat().st_size > 0
 
 
 def test_reports_add_up(tmp_path: Path) -> None:
