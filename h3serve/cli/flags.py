@@ -24,7 +24,9 @@ Steps = Annotated[int | None, typer.Option(help="Model evaluations.")]
 Seed = Annotated[int | None, typer.Option(help="0 to 2^63-1.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")]
 DType = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
-QualityTier = Annotated[str, typer.Option("--quality", help="exact, lossless, or fast: layers of 8 bits, half the memory.")]
+QualityTier = Annotated[
+    str, typer.Option("--quality", help="exact, lossless, or fast: layers of 8 bits, half the memory.")
+]
 Residency = Annotated[str, typer.Option(help="Where weights live: auto, resident, offload or stream.")]
 Gpus = Annotated[int, typer.Option(help="GPUs that make one clip together.")]
 Ulysses = Annotated[int | None, typer.Option(help="Of them, so many share the sequence; chosen if left out.")]

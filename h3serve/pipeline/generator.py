@@ -64,6 +64,19 @@ class Generator:
         """End the other ranks, if there are any."""
         self.replica.close()
 
+    def warm_up(self, short_edge: int = 256) -> None:
+        """Makes a small clip and encodes a few frames, so that the first request does not wait for kernels to compile.
+
+        At 256 pixels the video VAE's tiles have their full size.
+        """
+        engine = self.engine
+        if "t2va" in engine.tasks:
+            target = {"short_edge": short_edge, "duration_seconds": 4}
+            self.generate({"task": "t2va", "prompt": "warm up", "target": target, "num_inference_steps": 1})
+        with engine.on_device(engine.video_vae), torch.inference_mode():
+            for frames in (1, engine.video_vae.config.clip_length):
+                engine.video_vae.encode(torch.randn(1, 3, frames, short_edge, short_edge, device=engine.device))
+
     def generate(
         self,
         request: GenerationRequest | Mapping[str, Any],

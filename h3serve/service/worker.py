@@ -29,6 +29,8 @@ class H3Engine:
         if engine.device.type == "cuda":
             self.load_stats["peak_bytes"] = engine.peaks.load_peak
         engine.prepare()
+        if engine.device.type == "cuda":
+            self.generator.warm_up()
 
     def generate(self, request: Json, *, inputs: Path, output: Path, on_progress: OnProgress) -> Json:
         conditions = [{**c, "uri": str(inputs / c["uri"])} for c in request["conditions"]]
