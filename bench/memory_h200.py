@@ -1,10 +1,10 @@
 """Memory at the released sizes, random weights: AdaLN tiers, peaks against the plan, mixed requests, a 24 GiB cap.
 
-    python bench/memory_h200.py OUT [--limit 260] [--tiny]
+    python bench/memory_h200.py OUT [--limit 260] [--only stream] [--tiny]
 
-Writes OUT/memory.json after every part, so that a run that is cut short leaves what it has seen, and
-OUT/memory.md at the end. `--tiny` runs the same code with demo sizes on a CPU. 24.3 GiB of projections are written
-beside OUT; parts that would begin after `--limit` seconds are left out and say so.
+Writes OUT/memory.json after every part, so that a run that is cut short leaves what it has seen. `--tiny` runs the
+same code with demo sizes on a CPU. 24.3 GiB of projections are written to the temporary folder; parts that would
+begin after `--limit` seconds are left out and say so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -56,6 +56,7 @@ from h3serve.weights.rawread import RawReader
 from h3serve.weights.released import RELEASED
 
 GIB = 2**30
+PARTS = ("adaln", "peaks", "mixed", "stream")
 PROMPT = "A red fox trots through a snowy forest while the wind rises and snow crunches underfoot. " * 6
 Results = dict[str, Any]
 
@@ -63,8 +64,8 @@ Results = dict[str, Any]
 class Run:
     """What all parts share: device, results so far, and the clock."""
 
-    def __init__(self, out: Path, *, limit: float, tiny: bool) -> None:
-        self.out, self.tiny, self.limit = out, tiny, limit
+    def __init__(self, out: Path, *, limit: float, tiny: bool, only: Sequence[str]) -> None:
+        self.out, self.tiny, self.limit, self._only = out, tiny, limit, only
         self.device = torch.device("cpu" if tiny else "cuda:0")
         self.dtype = torch.float32 if tiny else torch.bfloat16
         self._began = time.perf_counter()
@@ -73,15 +74,19 @@ class Run:
             self.results["device"] = torch.cuda.get_device_name()
         out.mkdir(parents=True, exist_ok=True)
 
-    def part(self, name: str, work: Callable[[], Results]) -> None:
+    def part(self, name: str, work: Callable[[Results], None]) -> None:
         """One part's figures into the file, its failure too: the parts behind it still run."""
+        if name not in self._only:
+            return
+        found: Results = {}
+        self.results[name] = found
         if self.spent > self.limit:
-            self.results[name] = f"left out: {self.spent:.0f} s had gone by"
+            found["left_out"] = f"{self.spent:.0f} s had gone by"
         else:
             try:
-                self.results[name] = work()
+                work(found)
             except Exception as error:  # a figure less is better than none
-                self.results[name] = f"failed: {type(error).__name__}: {error}"
+                found["failed"] = f"{type(error).__name__}: {error}"
         self.results[f"{name}_done_at_s"] = round(self.spent, 1)
         print(name, json.dumps(self.results[name], indent=1), flush=True)
         (self.out / "memory.json").write_text(json.dumps(self.results, indent=1))
@@ -184,10 +189,10 @@ class Tiers:
         )
 
 
-def tiers_part(run: Run, tiers: Tiers, written: Results, reference: Mapping[int, Modulation]) -> Results:
+def tiers_part(run: Run, tiers: Tiers, found: Results, reference: Mapping[int, Modulation]) -> None:
     times = default_times("fl2va", (12.0, 3.0))
     front = tiers.make(pages=2 * SLOTS)
-    found: Results = {**written, "link_gb_s": link_rate(run), "page_cache_read_gb_s": read_rate(run, tiers.projections)}
+    found |= {"link_gb_s": link_rate(run), "page_cache_read_gb_s": read_rate(run, tiers.projections)}
     found["timesteps"] = sum(map(len, times))
     found["cold_prepare_s"] = run.seconds(lambda: front.prepare(times))
     found["rebuild_s"] = round(front.stats()["rebuild"]["seconds"], 3)
@@ -209,7 +214,6 @@ def tiers_part(run: Run, tiers: Tiers, written: Results, reference: Mapping[int,
     found["bits_equal_from_sidecar"] = _same(fresh, times, reference)
     found["sidecar_hits"] = fresh.stats()["sidecar"]["hits"]
     found["peak_gib"] = run.peak_gib()
-    return found
 
 
 def _same(front: AdaLN, times: list[np.ndarray], reference: Mapping[int, Modulation]) -> bool:
@@ -233,9 +237,8 @@ def predicted(run: Run, engine: Engine, plan: Plan) -> Choice:
     return choose("resident", RELEASED_SIZES, work, Machine(*(1000 * GIB,) * 4))
 
 
-def peaks_part(run: Run, engine: Engine) -> Results:
+def peaks_part(run: Run, engine: Engine, found: Results) -> None:
     """Everything resident but the projections: the plan's stages against the meter's."""
-    found: Results = {}
     for edge, seconds in ((256, 4.0), (768, 4.0), (512, 6.0)):
         meter = PeakMeter(run.device)
         meter.load_done()
@@ -250,10 +253,9 @@ def peaks_part(run: Run, engine: Engine) -> Results:
             "seen_gib": seen,
             "predicted_over_seen": round(guess.peak / peak, 4),
         }
-    return found
 
 
-def mixed_part(run: Run, engine: Engine) -> Results:
+def mixed_part(run: Run, engine: Engine, found: Results) -> None:
     """Fifty requests of mixed shapes and schedules: what stays allocated behind each."""
     generator, rows = Generator(engine), []
     began = time.perf_counter()
@@ -268,7 +270,7 @@ def mixed_part(run: Run, engine: Engine) -> Results:
             break
     table = np.round(np.array(rows), 3)
     third = max(1, len(table) // 3)
-    return {
+    found |= {
         "requests": len(table),
         "seconds": round(time.perf_counter() - began, 1),
         "columns": ["request", "device allocated GiB", "device reserved GiB", "host resident GiB"],
@@ -314,13 +316,13 @@ def timed_events() -> Iterator[None]:
         buffers.record = plain
 
 
-def stream_part(run: Run, engine: Engine, cap_gib: float) -> Results:
+def stream_part(run: Run, engine: Engine, cap_gib: float, found: Results) -> None:
     """5 s at 1344x768 resident, then with the device capped: same latents, step times, overlap."""
     request = body(run, 768, 5.0, 3)
     clock = StepClock(run)
     with timed_events():
         resident = Generator(engine).generate(request, on_progress=clock, keep=("latents",))
-    found: Results = {"resident_steps_s": clock.steps_s(), "resident_seconds": resident.stats["seconds"]}
+    found |= {"resident_steps_s": clock.steps_s(), "resident_seconds": resident.stats["seconds"]}
     cap = int(cap_gib * GIB)
     work = work_of(resident.plan, tile_bytes=tile_bytes(engine.video_vae.config), value_bytes=run.dtype.itemsize)
     choice = choose("stream", RELEASED_SIZES, work, Machine(cap, cap, 200 * GIB, 200 * GIB))
@@ -364,7 +366,6 @@ def stream_part(run: Run, engine: Engine, cap_gib: float) -> Results:
     found["frames_equal"] = bool(np.array_equal(resident.video, streamed.video))
     moved = (blocks - staying) * RELEASED_SIZES["transformer"].block
     found["bytes_per_step_gb"] = round(moved / 1e9, 2)
-    return found
 
 
 def main() -> None:
@@ -372,9 +373,10 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--limit", type=float, default=260)
     parser.add_argument("--cap-gib", type=float, default=24)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
-    run = Run(args.out, limit=args.limit, tiny=args.tiny)
+    run = Run(args.out, limit=args.limit, tiny=args.tiny, only=args.only)
     folder = Path(tempfile.mkdtemp(prefix="h3-projections-"))
     try:
         measure_all(run, folder, args.cap_gib)
@@ -395,7 +397,7 @@ def measure_all(run: Run, folder: Path, cap_gib: float) -> None:
         size = write_projections(denoiser, file)
 
     seconds = run.seconds(write)
-    written = {"projections_gib": round(size / GIB, 2), "write_projections_s": seconds}
+    run.results |= {"projections_gib": round(size / GIB, 2), "write_projections_s": seconds}
     for projection in projections_of(denoiser.modulation):
         empty(projection)
     assert all(p.is_meta for n, p in denoiser.named_parameters() if is_projection(n))
@@ -403,15 +405,15 @@ def measure_all(run: Run, folder: Path, cap_gib: float) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     tiers = Tiers(run, denoiser, folder)
-    run.part("adaln", lambda: tiers_part(run, tiers, written, reference))
+    run.part("adaln", lambda found: tiers_part(run, tiers, found, reference))
     engine = replace(engine, modulations={"fl2va": tiers.make(pages=2 * SLOTS)})
     for steps in (1, 2, 3):  # no request below computes tables
         engine.modulations["fl2va"].prepare(default_times("fl2va", (12.0, 3.0), steps))  # type: ignore[attr-defined]
     reference.clear()
     shutil.rmtree(folder)  # its page cache is needed for weights
-    run.part("peaks", lambda: peaks_part(run, engine))
-    run.part("mixed", lambda: mixed_part(run, engine))
-    run.part("stream", lambda: stream_part(run, engine, cap_gib))
+    run.part("peaks", lambda found: peaks_part(run, engine, found))
+    run.part("mixed", lambda found: mixed_part(run, engine, found))
+    run.part("stream", lambda found: stream_part(run, engine, cap_gib, found))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from h3serve.core.errors import CapacityError
 from h3serve.core.plan import Plan
 
 SLOTS = 100  # of a modulation slab to begin with: the default schedule has 99 timesteps
+WINDOW_FRAMES = 28  # raw frames of one window of the video VAE, float32
+WINDOW_COPIES = 6  # of a whole window, while its tiles are faded into each other: 5.4 to 5.8 seen
 SLAB_BYTES = 4 * GIB  # the most that the modulation of one request may take on the device
 
 
@@ -46,6 +48,7 @@ class Capacity:
 def work_of(plan: Plan, *, tile_bytes: tuple[int, int], value_bytes: int = 2) -> Work:
     """What `plan` needs; `tile_bytes` of an encoded and of a decoded tile of the video VAE, as batched."""
     model = plan.model
+    window = WINDOW_FRAMES * plan.canvas[0] * plan.canvas[1] * 3 * 4
     projection = model.adaln_params // model.layers * value_bytes
     return Work(
         slab=modulation_bytes(max(SLOTS, plan.timesteps), model, value_bytes),
@@ -53,7 +56,7 @@ def work_of(plan: Plan, *, tile_bytes: tuple[int, int], value_bytes: int = 2) ->
             "encode text": text_bytes(plan.text_tokens, model, value_bytes),
             "encode conditions": tile_bytes[0] if plan.conditions else 0,
             "denoise": max(step_bytes(plan.rows, model, value_bytes), 3 * projection),
-            "decode": tile_bytes[1],
+            "decode": tile_bytes[1] + WINDOW_COPIES * window,
         },
     )
 

@@ -19,6 +19,7 @@ RESIDENCIES = ("auto", "resident", "offload", "stream")
 MARGIN = 0.02  # of the device: what allocators round up
 MARGIN_BYTES = 3 * GIB // 4  # CUDA context and library workspaces
 HOST_SHARE = 0.8  # of the free host memory that weights may take
+FRAGMENTS = 3 * GIB  # of a nearly full device: what lies unusable between tensors that come and go (1.9 seen)
 DEPTH = 1  # blocks sent for ahead
 
 VAES = ("video_vae", "audio_vae")
@@ -151,7 +152,7 @@ def _choice(modes: Mapping[str, Mode], sizes: Mapping[str, Size], work: Work, ma
     staying = 0
     if full["transformer"] == "stream":
         size = sizes["transformer"]
-        staying = max(0, min(size.blocks - DEPTH - 1, (budget - peaks["denoise"]) // max(1, size.block)))
+        staying = max(0, min(size.blocks - DEPTH - 1, (budget - FRAGMENTS - peaks["denoise"]) // max(1, size.block)))
         peaks["denoise"] += staying * size.block
     return Choice(full, staying, in_files, peaks, budget, host, machine, sizes)
 
