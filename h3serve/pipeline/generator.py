@@ -67,12 +67,14 @@ class Generator:
     def warm_up(self, short_edge: int = 256) -> None:
         """Makes a small clip and encodes a few frames, so that the first request does not wait for kernels to compile.
 
-        At 256 pixels the video VAE's tiles have their full size.
+        At 256 pixels the video VAE's tiles have their full size. Several ranks encode together, in requests only.
         """
         engine = self.engine
         if "t2va" in engine.tasks:
             target = {"short_edge": short_edge, "duration_seconds": 4}
             self.generate({"task": "t2va", "prompt": "warm up", "target": target, "num_inference_steps": 1})
+        if not isinstance(self.replica, Alone):
+            return
         with engine.on_device(engine.video_vae), torch.inference_mode():
             for frames in (1, engine.video_vae.config.clip_length):
                 engine.video_vae.encode(torch.randn(1, 3, frames, short_edge, short_edge, device=engine.device))
