@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,15 @@ class LiveServer:
         assert self.process.stderr is not None
         self.process.stderr.close()
         return code
+
+
+def wait_for(look: Callable[[], Any], seconds: float = 30) -> Any:
+    """What `look` returns, once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (seen := look()):
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.02)
+    return seen
 
 
 @contextmanager

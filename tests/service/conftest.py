@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from h3serve.service.folder import DataFolder
 from h3serve.service.store import JobStore
+from tests.service.client import LiveServer, live, wait_for
 
 
 @pytest.fixture
@@ -22,3 +24,24 @@ def store(folder: DataFolder) -> Iterator[JobStore]:
     store = JobStore(folder.default_url)
     yield store
     store.close()
+
+
+@pytest.fixture(scope="package")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A whole server as a process, ready, for tests that leave it as it was."""
+    with live(tmp_path_factory.mktemp("live") / "data") as server:
+        with server.client() as client:
+            wait_for(lambda: client.get("/ready").status_code == 200)
+        yield server
+
+
+@pytest.fixture(scope="package")
+def http(server: LiveServer) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture
+def no_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server in this process leaves the logging of the tests alone."""
+    monkeypatch.setattr("h3serve.service.server.start_logs", lambda: None)

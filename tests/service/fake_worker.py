@@ -36,7 +36,7 @@ class FakeEngine:
         self.tasks = tuple(task for task, p in PARTITION_OF.items() if self.partition in (p, "both"))
         self.load_stats = {"seconds": 0.01, "peak_bytes": 1000}
         self.size_rules: Json = asdict(RELEASED_SIZES)
-        self.capacity: Json | None = asdict(SMALL) if settings["device"] == "small" else None
+        self.capacity: Json | None = asdict(SMALL) if settings.get("device") == "small" else None
 
     def generate(self, request: Json, *, inputs: Path, output: Path, on_progress: OnProgress) -> Json:
         prompt = str(request.get("prompt", ""))

@@ -1,7 +1,6 @@
 """The page in a real browser: the three tasks, progress, playing, refusals, keyboard, a phone."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +8,10 @@ import pytest
 from PIL import Image
 
 from tests.service.browser import chromium
-from tests.service.client import LiveServer, live
+from tests.service.client import LiveServer, wait_for
 from tests.service.fake_worker import write
 
 CSS, ENTER, SPACE, RIGHT = "css selector", "\ue007", " ", "\ue014"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with live(tmp_path_factory.mktemp("page") / "data") as server, server.client() as http:
-        wait(lambda: http.get("/ready").status_code == 200)
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +24,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def page(browser: Any, server: LiveServer) -> Iterator["Page"]:
     browser.get(f"http://127.0.0.1:{server.port}/")
     page = Page(browser)
-    wait(lambda: "ready" in page.text("#server"))
+    wait_for(lambda: "ready" in page.text("#server"))
     browser.get_log("browser")
     yield page
     faults = [e["message"] for e in browser.get_log("browser") if e["level"] == "SEVERE"]
     assert [f for f in faults if "status of 400" not in f] == []
-
-
-def wait(look: Callable[[], Any], seconds: float = 60) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (seen := look()):
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.05)
-    return seen
 
 
 class Page:
@@ -75,7 +59,7 @@ class Page:
     def send(self) -> str:
         before = self.first()
         self.one("#send").click()
-        return str(wait(lambda: (i := self.first()) != before and i))
+        return str(wait_for(lambda: (i := self.first()) != before and i))
 
     def first(self) -> str | None:
         found: str | None = self.window.execute_script("return document.querySelector('.card')?.dataset.id")
@@ -88,18 +72,18 @@ class Page:
 def test_text_to_video_with_plan_progress_and_playing(page: Page) -> None:
     page.small()
     page.fill("#prompt", "slow 0.3 a lion at dusk")
-    assert "107 frames" in wait(lambda: page.text("#plan"))
+    assert "107 frames" in wait_for(lambda: page.text("#plan"))
     video = page.send()
-    wait(lambda: "denoising step" in page.text(f'[data-id="{video}"] .detail'))
+    wait_for(lambda: "denoising step" in page.text(f'[data-id="{video}"] .detail'))
     assert "left" in page.text(f'[data-id="{video}"] .detail')
     assert int(page.one("progress").get_attribute("value")) > 0
-    wait(lambda: page.state(video) == "Done")
-    wait(lambda: page.window.find_elements(CSS, ".screen button img"))
+    wait_for(lambda: page.state(video) == "Done")
+    wait_for(lambda: page.window.find_elements(CSS, ".screen button img"))
     page.one(".screen button").click()
     played = (
         "const v = document.querySelector('video'); return v && v.currentTime > 0 && v.webkitAudioDecodedByteCount > 0"
     )
-    wait(lambda: page.window.execute_script(played))
+    wait_for(lambda: page.window.execute_script(played))
 
 
 def test_first_picture(page: Page, tmp_path: Path) -> None:
@@ -108,10 +92,10 @@ def test_first_picture(page: Page, tmp_path: Path) -> None:
     page.small()
     page.fill("#prompt", "from a picture")
     page.one(".slot[data-index='0'] input").send_keys(str(tmp_path / "first.png"))
-    assert "128×64" in wait(lambda: page.text("#plan"))
+    assert "128×64" in wait_for(lambda: page.text("#plan"))
     assert page.one(".slot[data-index='0'] img").get_attribute("alt") == "First picture: first.png"
     video = page.send()
-    wait(lambda: page.state(video) == "Done")
+    wait_for(lambda: page.state(video) == "Done")
 
 
 def test_references_keep_their_order_and_labels(page: Page, tmp_path: Path) -> None:
@@ -121,14 +105,14 @@ def test_references_keep_their_order_and_labels(page: Page, tmp_path: Path) -> N
     page.small()
     page.fill("#prompt", "<Picture 1> in <Video 1>")
     page.one("#add-reference input").send_keys(f"{tmp_path / 'clip.mp4'}\n{tmp_path / 'face.png'}")
-    wait(lambda: len(page.window.find_elements(CSS, "#reference-list li")) == 2)
+    wait_for(lambda: len(page.window.find_elements(CSS, "#reference-list li")) == 2)
     labels = [e.text for e in page.window.find_elements(CSS, "#reference-list .label")]
     assert labels == ["<Video 1>", "<Picture 1>"]
     page.window.find_elements(CSS, "#reference-list [aria-label='Move face.png up']")[0].click()
     assert [e.text for e in page.window.find_elements(CSS, "#reference-list .label")] == ["<Picture 1>", "<Video 1>"]
-    assert "frames" in wait(lambda: page.text("#plan"))
+    assert "frames" in wait_for(lambda: page.text("#plan"))
     video = page.send()
-    wait(lambda: page.state(video) == "Done")
+    wait_for(lambda: page.state(video) == "Done")
     kinds = "return document.querySelector('.card').video.request.conditions.map((c) => c.type)"
     assert page.window.execute_script(kinds) == ["image", "video"]
 
@@ -136,30 +120,30 @@ def test_references_keep_their_order_and_labels(page: Page, tmp_path: Path) -> N
 def test_a_refusal_is_readable_and_marks_the_field(page: Page) -> None:
     page.fill("#prompt", "a lion")
     page.fill("#duration_seconds", "99")
-    message = wait(lambda: page.one("#problem").text)
+    message = wait_for(lambda: page.one("#problem").text)
     assert message == "Seconds: 99.0 is not usable: a number from 4 to 15"
     assert page.one("#duration_seconds").get_attribute("aria-invalid") == "true"
     page.fill("#duration_seconds", "5")
-    assert wait(lambda: page.text("#plan")) and not page.one("#problem").is_displayed()
+    assert wait_for(lambda: page.text("#plan")) and not page.one("#problem").is_displayed()
 
 
 def test_cancel_another_seed_use_again_and_delete(page: Page) -> None:
     page.small()
     page.fill("#prompt", "slow 1 a cat")
     video = page.send()
-    wait(lambda: page.state(video) == "Running")
+    wait_for(lambda: page.state(video) == "Running")
     page.one(f'[data-id="{video}"] .cancel').click()
-    wait(lambda: page.state(video) == "Cancelled")
+    wait_for(lambda: page.state(video) == "Cancelled")
     page.one(f'[data-id="{video}"] .again').click()
-    second = wait(lambda: (i := page.first()) != video and i)
+    second = wait_for(lambda: (i := page.first()) != video and i)
     assert f"seed {42}," not in page.text(f'[data-id="{second}"] .size')
     page.one(f'[data-id="{second}"] .cancel').click()
-    wait(lambda: page.state(second) == "Cancelled")
+    wait_for(lambda: page.state(second) == "Cancelled")
     page.one(f'[data-id="{second}"] .edit').click()
     assert page.one("#prompt").get_attribute("value") == "slow 1 a cat"
     page.window.execute_script("window.confirm = () => true")
     page.one(f'[data-id="{second}"] .delete').click()
-    wait(lambda: page.first() == video)
+    wait_for(lambda: page.first() == video)
 
 
 def test_by_keyboard_alone(page: Page) -> None:
@@ -180,8 +164,8 @@ def test_by_keyboard_alone(page: Page) -> None:
         if page.window.switch_to.active_element.get_attribute("id") == "send":
             break
     page.window.switch_to.active_element.send_keys(ENTER)
-    video = wait(lambda: (i := page.first()) != before and i)
-    wait(lambda: page.state(video) == "Done")
+    video = wait_for(lambda: (i := page.first()) != before and i)
+    wait_for(lambda: page.state(video) == "Done")
 
 
 def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Any, page: Page) -> None:
@@ -200,4 +184,4 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Any, page: Page) -
 
 def test_the_api_page_lists_the_routes(browser: Any, server: LiveServer) -> None:
     browser.get(f"http://127.0.0.1:{server.port}/docs")
-    wait(lambda: "POST /v1/videos" in browser.find_element(CSS, "main").text)
+    wait_for(lambda: "POST /v1/videos" in browser.find_element(CSS, "main").text)

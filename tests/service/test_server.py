@@ -28,10 +28,8 @@ def test_replies_do_not_wait_for_delayed_acknowledgements() -> None:
         ({"webhook_secret": Path("/no/such/secret")}, "webhook secret"),
     ],
 )
-def test_a_failing_start_says_why_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], words: str
-) -> None:
-    monkeypatch.setattr("h3serve.service.server.start_logs", lambda: None)
+@pytest.mark.usefixtures("no_logs")
+def test_a_failing_start_says_why_and_leaves_nothing(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(H3Error, match=words):
         serve(ServiceSettings("demo", data=tmp_path / "data", port=0, **settings), command=["false"])
     assert list(tmp_path.iterdir()) == []
