@@ -131,7 +131,7 @@ def test_the_published_requests_with_their_files(http: httpx.Client) -> None:
 
 
 def test_cancel_within_a_step(http: httpx.Client) -> None:
-    body = {"task": "t2va", "prompt": "rain", "target": TARGET, "num_inference_steps": 1000}
+    body = {"task": "t2va", "prompt": "rain", "target": TARGET, "num_inference_steps": 300}
     video = http.post("/v1/videos", json=body).json()
     until(lambda: http.get(f"/v1/videos/{video['id']}").json()["stage"] == "denoise")
     http.post(f"/v1/videos/{video['id']}/cancel")

@@ -21,7 +21,7 @@ from h3serve.service.supervisor import Supervisor
 from tests.service.make import put
 
 FAKE = (sys.executable, "-m", "tests.service.fake_worker")
-RULES = WorkerRules(beat_s=0.1, silent_s=5.0, stalled_s=1.0, cancel_s=5, restart_s=0.01, restart_max_s=0.1)
+RULES = WorkerRules(beat_s=0.1, silent_s=5.0, stalled_s=2.0, cancel_s=5, restart_s=0.01, restart_max_s=0.1)
 Make = Callable[..., "Service"]
 
 
