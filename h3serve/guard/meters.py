@@ -46,24 +46,16 @@ class StepClock:
         return [round(after - before, 5) for before, after in zip(self.ends, self.ends[1:], strict=False)]
 
 
-def begin_load() -> None:
-    """Starts measuring the load peak; a CapacityError without a GPU."""
+def need_gpu() -> None:
+    """A CapacityError without a GPU."""
     if not torch.cuda.is_available():
         raise CapacityError("this case needs a CUDA device and none is usable here")
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
 
 
-def load_peak() -> int:
-    """Peak bytes since `begin_load`."""
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated()
-
-
-def read_meters(stats: Mapping[str, Any], steps: list[float], load_peak_bytes: int) -> Meters:
-    """Meters of one generation, from its `stats` (seconds and peak bytes per stage)."""
+def read_meters(stats: Mapping[str, Any], steps: list[float]) -> Meters:
+    """Meters of one generation, from its `stats`: seconds and peak bytes per stage, peak of the load."""
     return Meters(
-        load_peak_bytes=load_peak_bytes,
+        load_peak_bytes=stats["load_peak_bytes"],
         runtime_peak_bytes=max(stats["peak_bytes"].values()),
         total_seconds=stats["total_seconds"],
         stage_seconds=dict(stats["seconds"]),

@@ -26,7 +26,7 @@ from h3serve.guard.figures import Figure
 from h3serve.guard.frames import Similarity
 from h3serve.guard.judge import Made, judge
 from h3serve.guard.limits import RunKind
-from h3serve.guard.meters import Meters, StepClock, begin_load, load_peak, platform_name, read_meters
+from h3serve.guard.meters import Meters, StepClock, need_gpu, platform_name, read_meters
 from h3serve.guard.results import CaseResult, Report, after_retry
 from h3serve.guard.samples import resolve
 from h3serve.guard.store import RUN_PREFIX, Budget, copy_case, find, load, save
@@ -49,13 +49,12 @@ class Setup:
 
 
 def load_generator(case: Case, model: str) -> Any:
-    """The product's own `Generator` for `case`."""
+    """The product's own `Generator` for `case`, on as many ranks as it says."""
     from h3serve.pipeline.generator import Generator
 
-    if case.gpus > 1:
-        raise RequestError("gpus", case.gpus, "this build runs cases on the CPU or on one GPU")
-    device = "cuda" if case.gpus else "cpu"
-    return Generator.from_pretrained(model, partition=case.partition, device=device, **case.settings.model_dump())
+    device, ranks = ("cuda", case.gpus) if case.gpus else ("cpu", 1)
+    settings = case.settings.model_dump()
+    return Generator.from_pretrained(model, partition=case.partition, device=device, gpus=ranks, **settings)
 
 
 def new_run_folder(parent: Path) -> Path:
@@ -114,32 +113,32 @@ class _Runner:
             if model is None:
                 raise RequestError("model", None, "these cases name no model: name one for the run")
             if first.gpus:
-                begin_load()
+                need_gpu()
             engine = load_engine(first, model)
-            peak = load_peak() if first.gpus else 0
         except Exception as error:
             for case in cases:
                 yield CaseResult(case_id=case.id, platform=platform_name(case.gpus), problems=(_sentence(error),))
             return
         for case in cases:
-            yield self.run_case(case, engine, peak)
+            yield self.run_case(case, engine)
+        engine.close()
         del engine
         gc.collect()
         if first.gpus:
             torch.cuda.empty_cache()
 
-    def run_case(self, case: Case, engine: Any, peak: int) -> CaseResult:
+    def run_case(self, case: Case, engine: Any) -> CaseResult:
         """One case, tried again while memory or time alone fail and retries are left."""
-        result = self.attempt(case, engine, peak)
+        result = self.attempt(case, engine)
         while result.may_be_retried and result.attempts <= self.setup.retries:
-            result = after_retry(result, self.attempt(case, engine, peak))
+            result = after_retry(result, self.attempt(case, engine))
         return result
 
-    def attempt(self, case: Case, engine: Any, peak: int) -> CaseResult:
+    def attempt(self, case: Case, engine: Any) -> CaseResult:
         began, platform = time.perf_counter(), platform_name(case.gpus)
         try:
             with tempfile.TemporaryDirectory() as scratch:
-                made, meters = _generate(case, engine, peak, Path(scratch))
+                made, meters = _generate(case, engine, Path(scratch))
                 result = self.examine(case, platform, made, meters)
         except Exception as error:
             result = CaseResult(case_id=case.id, platform=platform, problems=(_sentence(error),))
@@ -189,14 +188,14 @@ class _Runner:
         return figures, [], baselines.improvements(baseline, meters)
 
 
-def _generate(case: Case, engine: Any, peak: int, scratch: Path) -> tuple[Made, Meters | None]:
+def _generate(case: Case, engine: Any, scratch: Path) -> tuple[Made, Meters | None]:
     measured = bool(METERS & set(case.checks))
     clock = StepClock() if measured else None
     result = engine.generate(resolve(case.request, scratch), on_progress=clock)
     file = scratch / "clip.mp4"
     if "container" in case.checks:
         result.save(file)
-    meters = read_meters(result.stats, clock.seconds, peak) if clock else None
+    meters = read_meters(result.stats, clock.seconds) if clock else None
     return Made(result.video, result.audio, file), meters
 
 

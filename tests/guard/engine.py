@@ -16,6 +16,9 @@ class FakeEngine:
         self.outcomes, self.seconds, self.peak, self.calls = list(outcomes), list(seconds), peak, 0
         self.requests = []
 
+    def close(self):
+        """Nothing is held."""
+
     def generate(self, request, on_progress=None):
         self.calls += 1
         self.requests.append(request)
@@ -30,6 +33,11 @@ class FakeEngine:
         return SimpleNamespace(
             video=video,
             audio=audio,
-            stats={"seconds": {"denoise": seconds}, "total_seconds": seconds, "peak_bytes": {"denoise": self.peak}},
+            stats={
+                "seconds": {"denoise": seconds},
+                "total_seconds": seconds,
+                "peak_bytes": {"denoise": self.peak},
+                "load_peak_bytes": 4 * GIB,
+            },
             save=lambda path: encode(path, video, np.ascontiguousarray(audio)),
         )

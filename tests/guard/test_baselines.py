@@ -115,9 +115,10 @@ def test_meters_from_the_stats_of_a_generation():
         "seconds": {"encode text": 1.0, "denoise": 5.0},
         "total_seconds": 6.0,
         "peak_bytes": {"encode text": 10, "denoise": 30},
+        "load_peak_bytes": 20,
         "plan": {},
     }
-    meters = read_meters(stats, [2.5, 2.5], 20)
+    meters = read_meters(stats, [2.5, 2.5])
     assert (meters.load_peak_bytes, meters.runtime_peak_bytes, meters.total_seconds) == (20, 30, 6.0)
     assert meters.stage_seconds == stats["seconds"]
 

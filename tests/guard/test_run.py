@@ -23,11 +23,9 @@ def setup(tmp_path):
 
 @pytest.fixture
 def fake_cuda(monkeypatch):
-    """One GPU whose load peaks at 4 GiB."""
+    """One GPU."""
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
-    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
-    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: 4 * GIB)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
 
