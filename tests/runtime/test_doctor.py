@@ -18,6 +18,8 @@ def found() -> dict[str, doctor.Finding]:
 
 def test_everything_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # ranks that other tests made leave them set
+        monkeypatch.delenv(name, raising=False)
     seen = found()
     assert {"versions", "driver", "/dev/shm", "memory files", "open files", "set by us", "timeouts"} <= seen.keys()
     assert "NCCL_DEBUG=INFO" in seen["set by you"].text
