@@ -108,7 +108,7 @@ def main() -> None:
         ids = []
         for seed in range(options.jobs):
             request = parse_request({**REQUEST, "seed": seed}).model_dump(mode="json")
-            job, _ = store.put(NewJob(id=new_id(), task="t2va", request=request, plan={}), max_queued=10_000)
+            job, _ = store.put(NewJob(id=new_id(), task="t2va", request=request, plan={}), max_queued=10_000).result()
             folder.accept(job.id)
             ids.append(job.id)
         supervisor.wake()

@@ -36,6 +36,11 @@ class Body:
     files: list[Upload] = field(default_factory=list)
     is_form: bool = False
 
+    @property
+    def is_plain(self) -> bool:
+        """Nothing came with it and nothing is named in it that must be fetched, probed or kept."""
+        return not (self.is_form or self.fields.get("conditions") or "input_reference" in self.fields)
+
 
 async def read_body(request: Request, folder: Path, limits: BodyLimits) -> Body:
     """The body of `request`; file parts are written into `folder`, which is made when needed.

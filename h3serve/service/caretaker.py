@@ -1,4 +1,4 @@
-"""The thread that applies the retention bounds from time to time."""
+"""The thread that tidies up from time to time: retention, and the database's log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("h3serve.retention")
 
 
 class Caretaker(threading.Thread):
-    """Expires files and records every `every_s` seconds until `stop` is set."""
+    """Every `every_s` seconds until `stop` is set."""
 
     def __init__(self, store: JobStore, folder: DataFolder, rule: Retention, *, every_s: float) -> None:
         super().__init__(name="caretaker", daemon=True)
@@ -24,9 +24,10 @@ class Caretaker(threading.Thread):
     def run(self) -> None:
         while not self.stop.wait(self.every_s):
             try:
+                self.store.checkpoint()
                 touched = expire(self.store, self.folder, self.rule)
             except Exception:  # the next round may find the database free again
-                log.exception("retention failed")
+                log.exception("tidying failed")
             else:
                 if touched:
                     log.info("files given up", extra={"jobs": touched})

@@ -10,17 +10,18 @@ from typing import Annotated, TypeVar, TypeVarTuple
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 
-from h3serve.service.estimate import retry_after
+from h3serve.service.body import Body
+from h3serve.service.estimate import Patience
 from h3serve.service.folder import DataFolder
 from h3serve.service.intake import Intake
-from h3serve.service.job import Job, Json
+from h3serve.service.job import Job, Json, NewJob
 from h3serve.service.keys import Caller, KeyRing
 from h3serve.service.ledger import Ledger
 from h3serve.service.metrics import Metrics
 from h3serve.service.progress import ProgressBoard
 from h3serve.service.replies import Refusal
 from h3serve.service.settings import ServiceSettings
-from h3serve.service.store import JobStore
+from h3serve.service.store import JobStore, QueueFull
 from h3serve.service.supervisor import Supervisor
 from h3serve.service.views import job_view
 
@@ -43,6 +44,7 @@ class Context:
     intake: Intake
     draining: threading.Event = field(default_factory=threading.Event)  # takes no new job
     limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_INTAKE_THREADS))
+    patience: Patience = field(default_factory=Patience)
     closing: threading.Event = field(default_factory=threading.Event)  # ends its open streams
 
     @property
@@ -72,6 +74,15 @@ class Context:
         """Raises QueueFull before a body is read."""
         self.store.check_room(caller.name, max_queued=self.settings.max_queued, max_owned=caller.max_queued)
 
+    async def prepare(self, body: Body, caller: Caller, job_id: str) -> NewJob:
+        """The job a body asks for; one that names no media costs no thread."""
+        folder = self.folder.incoming(job_id)
+
+        def prepare() -> NewJob:
+            return self.intake.prepare(body, job_id=job_id, folder=folder, caller=caller)
+
+        return prepare() if body.is_plain else await self.work(prepare)
+
     async def work(self, function: Callable[[*Args], T], *args: *Args) -> T:
         """Run a function that may fetch and probe media in one of a few threads of its own.
 
@@ -79,8 +90,10 @@ class Context:
         """
         return await to_thread.run_sync(function, *args, limiter=self.limiter)
 
-    def retry_after(self) -> int:
-        return retry_after(self.store, len(self.supervisor.slots))
+    async def queue_full(self, full: QueueFull) -> Refusal:
+        """The 429 that says when to come again."""
+        seconds = await self.patience.seconds(self.store, len(self.supervisor.slots))
+        return Refusal(429, str(full), code="queue_full", retry_s=seconds)
 
 
 # `async` although they await nothing: FastAPI would give each of the others a thread.

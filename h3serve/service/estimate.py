@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import time
+
+from anyio import to_thread
 
 from h3serve.service.job import Json
 from h3serve.service.moves import State
 from h3serve.service.store import JobStore
 
 _MAX_RETRY_S = 600
+_LOOK_S = 1.0
 
 
 def seconds_for(store: JobStore, plan: Json) -> float | None:
@@ -20,8 +25,21 @@ def seconds_for(store: JobStore, plan: Json) -> float | None:
     return round(rate * float(plan["petaflops"]), 1)
 
 
-def retry_after(store: JobStore, workers: int) -> int:
-    """Seconds until one place in a full queue should be free."""
+class Patience:
+    """Seconds until one place in a full queue should be free; looked up once a second, however many ask."""
+
+    def __init__(self) -> None:
+        self._lock, self._seconds, self._looked_at = asyncio.Lock(), 0, -math.inf
+
+    async def seconds(self, store: JobStore, workers: int) -> int:
+        async with self._lock:
+            if time.monotonic() - self._looked_at > _LOOK_S:
+                self._seconds = await to_thread.run_sync(_retry_after, store, workers)
+                self._looked_at = time.monotonic()
+        return self._seconds
+
+
+def _retry_after(store: JobStore, workers: int) -> int:
     work = store.recent_work()
     seconds = sum(s for s, _ in work) / len(work) if work else 30.0
     running = store.counts()[State.IN_PROGRESS]

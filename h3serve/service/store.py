@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
 
 from h3serve.core.errors import H3Error
 from h3serve.service.batch import Batch
@@ -18,6 +19,10 @@ from h3serve.service.moves import LEGAL, WAITING, State
 from h3serve.service.tables import jobs, open_engine, own
 
 T = TypeVar("T")
+# Built once: building a statement costs more than running it.
+_INSERT = insert(jobs)
+_WAITING = select(func.count()).select_from(jobs).where(jobs.c.state == State.QUEUED)
+_WAITING_OF = _WAITING.where(jobs.c.owner == bindparam("of"))
 
 
 class QueueFull(H3Error):
@@ -46,6 +51,7 @@ class JobStore:
         self._puts = Batch(self.writing)
 
     def close(self) -> None:
+        self._puts.close()
         if self._ownership is not None:
             self._ownership.close()
         self.engine.dispose()
@@ -60,17 +66,23 @@ class JobStore:
         ):
             yield connection
 
-    def put(self, new: NewJob, *, max_queued: int, max_owned: int | None = None) -> tuple[Job, bool]:
-        """Accept a job, or find the one its idempotency key already made: (job, is_new).
+    def put(self, new: NewJob, *, max_queued: int, max_owned: int | None = None) -> Future[tuple[Job, bool]]:
+        """Accept a job, or find the one its idempotency key already made: (job, is_new), once it is on the disk.
 
-        Raises QueueFull at either bound and KeyReused when the key came with another request.
+        The future raises QueueFull at either bound and KeyReused when the key came with another request.
         """
-        return self._puts.run(lambda connection: _put(connection, new, max_queued, max_owned))
+        return self._puts.submit(lambda connection: _put(connection, new, max_queued, max_owned))
 
     def check_room(self, owner: str, *, max_queued: int, max_owned: int | None) -> None:
         """Raises QueueFull now, before anything is uploaded; `put` decides for good."""
         with self.engine.connect() as connection:
             _check_room(connection, owner, max_queued, max_owned)
+
+    def checkpoint(self) -> None:
+        """Move what SQLite has in its log into the database, beside the writes that go on."""
+        if self.engine.dialect.name == "sqlite":
+            with self.engine.connect() as connection:
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
 
     def recent_work(self, limit: int = 20) -> list[tuple[float, float]]:
         """(seconds running, petaflops of the plan) of the last completed jobs."""
@@ -215,7 +227,7 @@ def _put(connection: Connection, new: NewJob, max_queued: int, max_owned: int | 
     _check_room(connection, new.owner, max_queued, max_owned)
     job = Job(**vars(new), created_at=time.time())
     values = {name: value for name, value in vars(job).items() if name != "seq"}
-    key = connection.execute(insert(jobs).values(**values)).inserted_primary_key
+    key = connection.execute(_INSERT, values).inserted_primary_key
     return replace(job, seq=_need(key)[0]), True
 
 
@@ -253,11 +265,10 @@ def _same_key(connection: Connection, new: NewJob) -> Job | None:
 
 
 def _check_room(connection: Connection, owner: str, max_queued: int, max_owned: int | None) -> None:
-    waiting = select(func.count()).select_from(jobs).where(jobs.c.state == State.QUEUED)
     bounds: Sequence[tuple[str, int | None, Any]] = (
-        ("the server", max_queued, waiting),
-        ("this key", max_owned, waiting.where(jobs.c.owner == owner)),
+        ("the server", max_queued, _WAITING),
+        ("this key", max_owned, _WAITING_OF),
     )
     for whose, limit, query in bounds:
-        if limit is not None and int(connection.scalar(query) or 0) >= limit:
+        if limit is not None and int(connection.scalar(query, {"of": owner}) or 0) >= limit:
             raise QueueFull(whose, limit)

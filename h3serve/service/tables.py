@@ -30,6 +30,7 @@ from h3serve.core.errors import H3Error
 SCHEMA_VERSION = "1"
 _LOCK = 0x6833  # any number, the same for every server
 _BUSY_MS = 5000  # how long SQLite waits for another program that holds the file
+_WAL_PAGES = 20_000  # 80 MB: before, the caretaker moves them into the database, and no write waits for it
 
 metadata = MetaData()
 
@@ -107,6 +108,7 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     cursor.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
     cursor.execute("PRAGMA journal_mode = WAL")
     cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
     cursor.close()
 
 

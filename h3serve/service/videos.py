@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Literal
 
 from anyio import to_thread
 from fastapi import APIRouter, Header, Query, Request
@@ -12,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from h3serve.service.body import Body, read_body
 from h3serve.service.context import CallerOf, Context, ContextOf
 from h3serve.service.estimate import seconds_for
-from h3serve.service.job import Job, Json, new_id
+from h3serve.service.job import Job, Json, NewJob, new_id
 from h3serve.service.keys import Caller
 from h3serve.service.moves import State
 from h3serve.service.replies import Refusal
@@ -33,13 +36,13 @@ async def create_video(
     job_id = new_id()
     try:
         if idempotency_key is None and not request.headers.get("content-type", "").startswith("application/json"):
-            await to_thread.run_sync(_check_room, context, caller)  # before anything large is sent
-        body = await read_body(request, context.folder.incoming(job_id), context.settings.limits)
-        job = await context.work(_accept, context, caller, body, job_id, idempotency_key)
-    except ClientDisconnect:
-        raise Refusal(400, "the connection was closed before the body was whole", code="incomplete") from None
-    finally:
-        await _tidy(context, job_id)
+            await to_thread.run_sync(context.check_room, caller)  # before anything large is sent
+        async with _body(request, context, job_id) as body:
+            new = (await context.prepare(body, caller, job_id)).with_key(idempotency_key)
+            # Whoever waits may leave or be told to stop: between its files and its row a job is not left alone.
+            job = await asyncio.shield(_accept(context, caller, new, has_files=not body.is_plain))
+    except QueueFull as full:
+        raise await context.queue_full(full) from None
     return JSONResponse(context.view(job), headers={"Location": f"/v1/videos/{job.id}"})
 
 
@@ -47,15 +50,10 @@ async def create_video(
 async def plan_video(request: Request, caller: CallerOf, context: ContextOf) -> JSONResponse:
     """What a request would become, without running it: canvas, frames, rows, memory, seconds."""
     job_id = new_id()
-    folder = context.folder.incoming(job_id)
-    try:
-        body = await read_body(request, folder, context.settings.limits)
-        plan = await context.work(_plan, context, caller, body, job_id)
-    except ClientDisconnect:
-        raise Refusal(400, "the connection was closed before the body was whole", code="incomplete") from None
-    finally:
-        await _tidy(context, job_id)
-    return JSONResponse(plan)
+    async with _body(request, context, job_id) as body:
+        plan = (await context.prepare(body, caller, job_id)).plan
+    seconds = await to_thread.run_sync(seconds_for, context.store, plan)
+    return JSONResponse({"object": "plan", **plan, "estimated_seconds": seconds})
 
 
 @router.get("/videos")
@@ -104,42 +102,34 @@ def delete_video(job_id: str, caller: CallerOf, context: ContextOf) -> Json:
     return {"id": job.id, "object": "video.deleted", "deleted": True}
 
 
-async def _tidy(context: Context, job_id: str) -> None:
-    if context.folder.incoming(job_id).exists():
-        await to_thread.run_sync(context.folder.remove_incoming, job_id)
-
-
-def _check_room(context: Context, caller: Caller) -> None:
+@asynccontextmanager
+async def _body(request: Request, context: Context, job_id: str) -> AsyncIterator[Body]:
+    """The body inside the block; what came with it and was not accepted is gone afterwards."""
+    folder = context.folder.incoming(job_id)
+    body: Body | None = None
     try:
-        context.check_room(caller)
-    except QueueFull as full:
-        raise _queue_full(context, full) from None
-
-
-def _accept(context: Context, caller: Caller, body: Body, job_id: str, key: str | None) -> Job:
-    """Freeze the inputs first and write the row last: what is in the store can run."""
-    incoming = context.folder.incoming(job_id)
-    new = context.intake.prepare(body, job_id=job_id, folder=incoming, caller=caller)
-    is_kept = False
-    try:
-        context.folder.accept(job_id)
-        job, is_kept = context.store.put(
-            new.with_key(key), max_queued=context.settings.max_queued, max_owned=caller.max_queued
-        )
-    except QueueFull as full:
-        raise _queue_full(context, full) from None
+        body = await read_body(request, folder, context.settings.limits)
+        yield body
+    except ClientDisconnect:
+        raise Refusal(400, "the connection was closed before the body was whole", code="incomplete") from None
     finally:
-        if not is_kept:
-            context.folder.remove(job_id)
+        if body is None or not body.is_plain:
+            await to_thread.run_sync(context.folder.remove_incoming, job_id)
+
+
+async def _accept(context: Context, caller: Caller, new: NewJob, *, has_files: bool) -> Job:
+    """Freeze the inputs first and write the row last: what is in the store can run."""
+    is_new = False
+    try:
+        if has_files:
+            await context.work(context.folder.accept, new.id)
+        put = context.store.put(new, max_queued=context.settings.max_queued, max_owned=caller.max_queued)
+        job, is_new = await asyncio.wrap_future(put)
+    except asyncio.CancelledError:
+        is_new = True  # its row may be on the way; the next start removes what has none
+        raise
+    finally:
+        if has_files and not is_new:
+            await context.work(context.folder.remove, new.id)
     context.supervisor.wake()
     return job
-
-
-def _plan(context: Context, caller: Caller, body: Body, job_id: str) -> dict[str, Any]:
-    folder = context.folder.incoming(job_id)
-    plan = context.intake.prepare(body, job_id=job_id, folder=folder, caller=caller).plan
-    return {"object": "plan", **plan, "estimated_seconds": seconds_for(context.store, plan)}
-
-
-def _queue_full(context: Context, full: QueueFull) -> Refusal:
-    return Refusal(429, str(full), code="queue_full", retry_s=context.retry_after())

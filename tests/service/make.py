@@ -10,7 +10,7 @@ TASKS = ("t2va", "fl2va", "ref2va")
 
 def put(store: JobStore, **changes: object) -> Job:
     values: dict[str, object] = {"id": new_id(), "task": "t2va", "request": {}, "plan": {}}
-    job, _ = store.put(NewJob(**{**values, **changes}), max_queued=1000)  # type: ignore[arg-type]
+    job, _ = store.put(NewJob(**{**values, **changes}), max_queued=1000).result()  # type: ignore[arg-type]
     return job
 
 

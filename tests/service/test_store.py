@@ -94,7 +94,7 @@ def test_delete_hides_a_running_job_at_once(store: JobStore) -> None:
 def test_idempotency(store: JobStore) -> None:
     def send(key: str, fingerprint: str, owner: str = "") -> tuple[str, bool]:
         new = NewJob(new_id(), "t2va", {}, {}, owner, 0, key, fingerprint)
-        job, is_new = store.put(new, max_queued=10)
+        job, is_new = store.put(new, max_queued=10).result()
         return job.id, is_new
 
     first, is_new = send("k", "a")
@@ -111,18 +111,18 @@ def test_idempotency(store: JobStore) -> None:
 
 def test_the_queue_is_bounded_and_says_whose_bound(store: JobStore) -> None:
     for _ in range(2):
-        store.put(NewJob(new_id(), "t2va", {}, {}, "ann"), max_queued=3, max_owned=2)
+        store.put(NewJob(new_id(), "t2va", {}, {}, "ann"), max_queued=3, max_owned=2).result()
     with pytest.raises(QueueFull, match="this key already has 2"):
-        store.put(NewJob(new_id(), "t2va", {}, {}, "ann"), max_queued=3, max_owned=2)
-    store.put(NewJob(new_id(), "t2va", {}, {}, "bob"), max_queued=3, max_owned=2)
+        store.put(NewJob(new_id(), "t2va", {}, {}, "ann"), max_queued=3, max_owned=2).result()
+    store.put(NewJob(new_id(), "t2va", {}, {}, "bob"), max_queued=3, max_owned=2).result()
     with pytest.raises(QueueFull, match="the server already has 3"):
-        store.put(NewJob(new_id(), "t2va", {}, {}, "cat"), max_queued=3, max_owned=2)
+        store.put(NewJob(new_id(), "t2va", {}, {}, "cat"), max_queued=3, max_owned=2).result()
 
 
 def test_the_bound_holds_under_many_writers(store: JobStore) -> None:
     def send(_: int) -> bool:
         try:
-            return store.put(NewJob(new_id(), "t2va", {}, {}), max_queued=10)[1]
+            return store.put(NewJob(new_id(), "t2va", {}, {}), max_queued=10).result()[1]
         except QueueFull:
             return False
 
@@ -180,3 +180,14 @@ def test_counts_name_every_state(store: JobStore) -> None:
     put(store)
     take(store)
     assert store.counts() == {**dict.fromkeys(State, 0), State.QUEUED: 1, State.IN_PROGRESS: 1}
+
+
+def test_the_log_moves_into_the_database_while_writes_go_on(store: JobStore, folder: DataFolder) -> None:
+    database = folder.root / "jobs.sqlite"
+    before = database.stat().st_size
+    for _ in range(20):
+        put(store, request={"prompt": "x" * 4000})
+    assert database.stat().st_size == before
+    store.checkpoint()
+    assert database.stat().st_size > before + 20 * 4000
+    assert len(store.ids()) == 20
