@@ -7,9 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from h3serve.service.engine import OnProgress
 from h3serve.service.job import Json
-from h3serve.service.worker_loop import main
+from h3serve.service.worker_loop import OnProgress, main
 
 
 class H3Engine:

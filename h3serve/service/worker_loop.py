@@ -20,10 +20,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from h3serve.core.errors import Cancelled, H3Error
 from h3serve.service.channel import Channel, Closed
-from h3serve.service.engine import Engine
 from h3serve.service.failures import failure_of
 from h3serve.service.folder import write_result
 from h3serve.service.job import Json
@@ -45,6 +45,29 @@ from h3serve.service.variants import NAMES, keep_files, write_variants
 
 log = logging.getLogger("h3serve.worker")
 _PR_SET_PDEATHSIG = 1
+
+# (stage, step, steps, seconds left or None); raising from it stops the generation.
+OnProgress = Callable[[str, int, int, float | None], None]
+
+
+class Engine(Protocol):
+    """A loaded model: the tasks it serves, seconds and memory peaks of its loading.
+
+    `size_rules` are the fields of core's `SizeRules` where the checkpoint has its own, else empty;
+    `capacity` those of its `Capacity`, None where nothing is refused.
+    """
+
+    tasks: tuple[str, ...]
+    load_stats: Json
+    size_rules: Json
+    capacity: Json | None
+
+    def generate(self, request: Json, *, inputs: Path, output: Path, on_progress: OnProgress) -> Json:
+        """Write the MP4 at `output` and return the stats; paths in `request` are below `inputs`.
+
+        Stats: `seconds` and `peak_bytes` per stage and the `plan` that was run.
+        """
+        ...
 
 
 def main(build: Callable[[Json], Engine]) -> None:

@@ -20,9 +20,8 @@ from h3serve.core.errors import CheckpointError, RequestError
 from h3serve.core.geometry import RELEASED_SIZES
 from h3serve.core.tasks import PARTITION_OF
 from h3serve.media.writer import mp4_writer
-from h3serve.service.engine import OnProgress
 from h3serve.service.job import Json
-from h3serve.service.worker_loop import main
+from h3serve.service.worker_loop import OnProgress, main
 
 log = logging.getLogger("fake")
 STEPS = 4
