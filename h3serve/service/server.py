@@ -6,6 +6,7 @@ asked. A second one, or the end of `drain_s`, gives running jobs back to the que
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import socket
@@ -125,6 +126,8 @@ class Server(uvicorn.Server):
             thread.start()
         host, port = listener.getsockname()[:2]
         log.info(f"listening on http://{host}:{port}", extra={"port": port, "tasks": self.supervisor.tasks})
+        gc.collect()
+        gc.freeze()  # what start-up made stays: without this a full collection holds every reply up for 90 ms
         try:
             self.run([listener])
         finally:
