@@ -7,6 +7,7 @@ from typing import Literal
 
 from h3serve.core.geometry import (
     PIXELS_PER_LATENT,
+    SAMPLES_PER_AUDIO_LATENT,
     Size,
     audio_latents,
     latent_frames,
@@ -79,4 +80,4 @@ def target(canvas: Size, frames: int) -> Segment:
 
 def sound_latents(samples: int) -> int:
     """Latents of `samples` at 32 kHz: the encoder pads to a whole hop of 800."""
-    return -(-samples // 800)
+    return -(-samples // SAMPLES_PER_AUDIO_LATENT)

@@ -22,11 +22,11 @@ import numpy.typing as npt
 from PIL import Image
 
 from h3serve.core.errors import OutputError, RequestError
+from h3serve.core.geometry import SAMPLE_RATE
 
 OutputKind = Literal["mp4", "wav", "npz", "frames"]
 SUFFIXES: dict[str, OutputKind] = {".mp4": "mp4", ".wav": "wav", ".npz": "npz"}
 ALLOWED = "a path ending in .mp4, .wav or .npz, or in / for a folder of PNG frames"
-SAMPLE_RATE = 32_000
 ENCODERS = {"libx264", "aac"}
 
 Wave = npt.NDArray[np.float32]

@@ -19,10 +19,10 @@ import numpy.typing as npt
 from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc, Interpolation
 
 from h3serve.core.errors import OutputError
-from h3serve.media.files import SAMPLE_RATE, Frames, Wave, check_output, check_wave, replacing
+from h3serve.core.geometry import FPS, SAMPLE_RATE
+from h3serve.media.files import Frames, Wave, check_output, check_wave, replacing
 from h3serve.media.verify import verify_mp4
 
-FPS = 24
 CRF = 25
 PRESET = "fast"
 AUDIO_BITS_PER_SECOND = 192_000

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from h3serve.core.errors import RequestError
+from h3serve.core.geometry import AUDIO_LATENT_CHANNELS, LATENT_CHANNELS
 from h3serve.core.segments import Segment
 
 POSTERIOR_SEED = 42  # of the VAE samples of conditions, whatever the request's seed is
-_CHANNELS, _AUDIO_CHANNELS = 24, 32
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ def draw(seed: int, conditions: Sequence[Segment], target: Segment) -> Noise:
     extra = target.latent_frames + len(visual)
     return Noise(
         video=normal(latent_shape(target), seed),
-        audio=normal((target.audio_rows, _AUDIO_CHANNELS), seed),
+        audio=normal((target.audio_rows, AUDIO_LATENT_CHANNELS), seed),
         conditions=tuple(_prefix(shape, extra, seed) for shape in shapes),
         posterior=tuple(normal(shape, POSTERIOR_SEED) for shape in shapes),
-        sounds=tuple(normal((s.audio_rows, _AUDIO_CHANNELS), seed + 1) for s in conditions if s.audio_latents),
+        sounds=tuple(normal((s.audio_rows, AUDIO_LATENT_CHANNELS), seed + 1) for s in conditions if s.audio_latents),
     )
 
 
@@ -70,7 +70,7 @@ def replace(drawn: Noise, given: dict[str, object]) -> Noise:
 
 def latent_shape(segment: Segment) -> tuple[int, ...]:
     """[1, 24, T, H, W] of a segment's video latents."""
-    return (1, _CHANNELS, segment.latent_frames, *segment.latent_size)
+    return (1, LATENT_CHANNELS, segment.latent_frames, *segment.latent_size)
 
 
 def _prefix(shape: tuple[int, ...], frames: int, seed: int) -> Tensor:

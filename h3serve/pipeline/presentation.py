@@ -20,8 +20,8 @@ from h3serve.core.tasks import Task
 from h3serve.models.patches import MERGE, Grid, clip_patches, picture_patches
 from h3serve.models.text_encoder import IMAGE, TEXT, VIDEO, EncoderInput
 from h3serve.models.tokenizer import Tokenizer
+from h3serve.pipeline.packing import TEXT_TAG, VIDEO_TAG
 
-TEXT_TAG, VIDEO_TAG = 1, 0  # of the transformer's rows (spec/packing.md 3.3)
 SAMPLE_FPS = 2
 
 Pixels = npt.NDArray[np.uint8]

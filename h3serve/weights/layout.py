@@ -20,7 +20,6 @@ from h3serve.core.tasks import PARTITION_OF, Partition, Task
 from h3serve.models.keymap import Layout
 from h3serve.weights.index import read_json
 
-COMPONENTS = ("transformer", "text_encoder", "video_vae", "audio_vae", "tokenizer", "processor")
 MARKER = "_minimax_h3"  # the release's own block of model_index.json
 SCHEMA_VERSION = 1
 DISTILLED = ("dmd_denoising_steps", "pdd_fused_heads")  # derived releases this package cannot run

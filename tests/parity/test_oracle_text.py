@@ -19,19 +19,8 @@ from h3serve.pipeline.presentation import (
     present,
 )
 from h3serve.weights.tokenizer import check_processor_files, load_tokenizer
+from tests.parity.recorded import CASES
 
-CASES = (
-    "t2va",
-    "fl2va_first",
-    "fl2va_last",
-    "fl2va_first_last",
-    "fl2va_tiled",
-    "ref2va_image",
-    "ref2va_video_sound",
-    "ref2va_video_silent",
-    "ref2va_image_audio",
-    "ref2va_audio_video_image",
-)
 MOST_REFERENCES = 3
 Arrays = dict[str, np.ndarray]
 

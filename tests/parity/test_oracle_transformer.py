@@ -17,19 +17,7 @@ from safetensors.torch import load_file
 from h3serve.models.denoiser import Denoiser, key_map
 from h3serve.models.transformer_config import TransformerConfig
 from tests.models.tiny_transformer import load
-
-CASES = (
-    "t2va",
-    "fl2va_first",
-    "fl2va_last",
-    "fl2va_first_last",
-    "fl2va_tiled",
-    "ref2va_image",
-    "ref2va_video_sound",
-    "ref2va_video_silent",
-    "ref2va_image_audio",
-    "ref2va_audio_video_image",
-)
+from tests.parity.recorded import CASES
 
 
 @pytest.fixture(scope="module")
