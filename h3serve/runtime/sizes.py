@@ -19,7 +19,7 @@ from h3serve.models.float8_linear import use_float8
 from h3serve.models.text_encoder import TextEncoderConfig
 from h3serve.models.transformer_config import TransformerConfig
 from h3serve.models.video_vae_config import VideoVAEConfig
-from h3serve.models.video_vae_memory import decode_tile_bytes, encode_tile_bytes
+from h3serve.models.video_vae_memory import SHARE, decode_tile_bytes, encode_tile_bytes
 from h3serve.runtime.machine import Machine, measure
 from h3serve.runtime.placement import blocks_of, split
 from h3serve.runtime.rebuild import is_projection
@@ -50,8 +50,9 @@ def choose_for(
     configs = {name: config_of(folders[first], name, first) for name in ("transformer", "text_encoder", "video_vae")}
     model = model_size(configs["transformer"], configs["text_encoder"], sizes, dtype)
     plan = Plan.resolve(parse_request(DEFAULT_REQUEST), model=model)
-    work = work_of(plan, tile_bytes=tile_bytes(configs["video_vae"]), value_bytes=dtype.itemsize)
     machine = Machine(**{name: agree(value) for name, value in vars(measure(device)).items()})
+    tiles = tile_bytes(configs["video_vae"], machine.device_bytes if device.type == "cuda" else 0)
+    work = work_of(plan, tile_bytes=tiles, value_bytes=dtype.itemsize)
     shared = {n: replace(size, block=-(-size.block // divided.get(n, 1))) for n, size in sizes.items()}
     choice = choose(residency, shared, work, machine)
     if all(choice.modes[name] == "resident" for name in divided):
@@ -62,7 +63,8 @@ def choose_for(
 def choose_released(residency: str, plan: Plan, machine: Machine) -> Choice:
     """The placement that a request needs of the released model on some machine."""
     config = VideoVAEConfig.from_dict(RELEASED["video_vae"])
-    return choose(residency, RELEASED_SIZES, work_of(plan, tile_bytes=tile_bytes(config)), machine)
+    tiles = tile_bytes(config, machine.device_bytes)
+    return choose(residency, RELEASED_SIZES, work_of(plan, tile_bytes=tiles), machine)
 
 
 def sizes_of(
@@ -100,9 +102,11 @@ def model_size(
     )
 
 
-def tile_bytes(config: VideoVAEConfig) -> tuple[int, int]:
-    """Bytes of one encoded and one decoded tile of the video VAE."""
-    return encode_tile_bytes(config), decode_tile_bytes(config)
+def tile_bytes(config: VideoVAEConfig, device_bytes: int) -> tuple[int, int]:
+    """Bytes of the video VAE's tiles that a GPU of that size encodes, and decodes, at once (`use_vae_tier`)."""
+    encoded, decoded = encode_tile_bytes(config), decode_tile_bytes(config)
+    share = device_bytes // SHARE
+    return max(encoded, share // encoded * encoded), max(decoded, share // decoded * decoded)
 
 
 def _size(name: str, config: Any, dtype: torch.dtype, partitions: int, *, float8: bool) -> Size:

@@ -10,10 +10,13 @@ from h3serve.core.cost import GIB
 from h3serve.core.errors import CapacityError, RequestError
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
+from h3serve.models.video_vae import VideoVAE
+from h3serve.models.video_vae_memory import SHARE, batched_tile_bytes, fit_tiles
 from h3serve.runtime.machine import Machine
 from h3serve.runtime.placement import BLOCKS, split
 from h3serve.runtime.rebuild import is_projection
 from h3serve.runtime.residency import FRAGMENTS, RELEASED_SIZES, STAGES, capacity_of, choose
+from h3serve.runtime.sizes import tile_bytes
 from h3serve.weights.components import RECIPES, build_on_meta
 from h3serve.weights.released import RELEASED
 
@@ -64,6 +67,15 @@ def test_blocks_stay_where_there_is_room() -> None:
     small, large = (choose("stream", RELEASED_SIZES, WORK, machine(gib, 200)) for gib in (24, 32))
     assert 0 < small.resident_blocks < large.resident_blocks
     assert FRAGMENTS <= large.budget - large.peaks["denoise"] < FRAGMENTS + RELEASED_SIZES["transformer"].block
+
+
+@pytest.mark.parametrize("gib", [1, 24, 141])
+def test_tiles_are_counted_as_they_will_be_batched(gib: int) -> None:
+    recipe = RECIPES["video_vae"]
+    vae = build_on_meta(recipe, recipe.read_config(dict(RELEASED["video_vae"])))
+    assert isinstance(vae, VideoVAE)
+    fit_tiles(vae, gib * GIB // SHARE)
+    assert tile_bytes(vae.config, gib * GIB) == batched_tile_bytes(vae)
 
 
 def test_little_host_memory_leaves_weights_in_their_files() -> None:
