@@ -24,8 +24,7 @@ from h3serve.models.rope import Rope
 
 _COLUMNS = 2048  # per program of the kernels that need no whole row
 _WARPS = 8  # 16-byte accesses and under 128 registers at the released widths
-_ROWS = 4  # per program of the kernels that need a whole row
-_HEADS, _HEAD_WARPS = 16, 4  # per program of the kernel that needs whole heads
+_HEADS, _HEAD_WARPS = 8, 2  # per program of the kernel that needs whole heads
 _LARGEST = tl.constexpr(LARGEST)
 _SMALLEST_SCALE = tl.constexpr(SMALLEST_SCALE)
 
@@ -36,53 +35,43 @@ def load_columns(at, columns, inside):
 
 
 @triton.jit
-def _modulated(value, weight, shift, scale, columns, inside, width, eps):
-    """RMSNorm of a whole row, then its modulation."""
-    value *= tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
-    value *= load_columns(weight, columns, inside)
-    return value * (1.0 + load_columns(scale, columns, inside)) + load_columns(shift, columns, inside)
+def _merged(weight, shift, scale, factor, offset, width, table_stride, BLOCK: tl.constexpr):
+    """An entry's gain and scale as one float32 factor, and its shift: what rows then read needs no work."""
+    entry = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    at = entry * table_stride
+    value = load_columns(weight, columns, inside) * (1.0 + load_columns(scale + at, columns, inside))
+    tl.store(factor + entry * width + columns, value, mask=inside)
+    tl.store(offset + entry * width + columns, load_columns(shift + at, columns, inside), mask=inside)
 
 
 @triton.jit
-def _store(out, out_scale, row, width, columns, inside, value, there):
+def _modulated(value, factor, offset, columns, inside, width, eps):
+    """RMSNorm of a whole row, then its modulation."""
+    value *= tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
+    return value * load_columns(factor, columns, inside) + load_columns(offset, columns, inside)
+
+
+@triton.jit
+def _store(out, out_scale, row, width, columns, inside, value):
     """One rounding to the type of `out`; to 8 bits after scaling by the largest of the row, which has to be whole."""
     if out.dtype.element_ty == tl.float8e4nv:
         scale = tl.maximum(tl.max(tl.abs(value), axis=0) / _LARGEST, _SMALLEST_SCALE)
-        tl.store(out_scale + row, scale, mask=there)
+        tl.store(out_scale + row, scale)
         value *= 1.0 / scale
-    tl.store(out + row * width + columns, value.to(out.dtype.element_ty), mask=inside & there)
+    tl.store(out + row * width + columns, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _norm_modulate(
-    x,
-    weight,
-    shift,
-    scale,
-    index,
-    out,
-    out_scale,
-    rows,
-    width,
-    table_stride,
-    eps,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """`ROWS` rows one after another; the next one is on its way while one is computed."""
-    row = tl.program_id(0).to(tl.int64) * ROWS
+def _norm_modulate(x, factor, offset, index, out, out_scale, width, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    ahead = tl.load(x + row * width + columns, mask=inside, other=0.0)
-    entry_ahead = tl.load(index + row)
-    for i in tl.static_range(ROWS):
-        value, entry, there = ahead.to(tl.float32), entry_ahead * table_stride, row < rows
-        if i + 1 < ROWS:
-            ahead = tl.load(x + (row + 1) * width + columns, mask=inside & (row + 1 < rows), other=0.0)
-            entry_ahead = tl.load(index + row + 1, mask=row + 1 < rows, other=0)
-        value = _modulated(value, weight, shift + entry, scale + entry, columns, inside, width, eps)
-        _store(out, out_scale, row, width, columns, inside, value, there)
-        row += 1
+    value = load_columns(x + row * width, columns, inside)
+    entry = tl.load(index + row) * width
+    value = _modulated(value, factor + entry, offset + entry, columns, inside, width, eps)
+    _store(out, out_scale, row, width, columns, inside, value)
 
 
 @triton.jit
@@ -98,42 +87,18 @@ def _gated_add(x, gate, index, update, out, width, table_stride, BLOCK: tl.const
 
 @triton.jit
 def _gated_add_norm(
-    x,
-    gate,
-    index,
-    update,
-    total,
-    weight,
-    shift,
-    scale,
-    out,
-    out_scale,
-    rows,
-    width,
-    table_stride,
-    eps,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x, gate, index, update, total, factor, offset, out, out_scale, width, gate_stride, eps, BLOCK: tl.constexpr
 ):
-    row = tl.program_id(0).to(tl.int64) * ROWS
+    row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    x_ahead = tl.load(x + row * width + columns, mask=inside, other=0.0)
-    update_ahead = tl.load(update + row * width + columns, mask=inside, other=0.0)
-    entry_ahead = tl.load(index + row)
-    for i in tl.static_range(ROWS):
-        value, added, entry = x_ahead.to(tl.float32), update_ahead.to(tl.float32), entry_ahead * table_stride
-        there = row < rows
-        if i + 1 < ROWS:
-            next_there = inside & (row + 1 < rows)
-            x_ahead = tl.load(x + (row + 1) * width + columns, mask=next_there, other=0.0)
-            update_ahead = tl.load(update + (row + 1) * width + columns, mask=next_there, other=0.0)
-            entry_ahead = tl.load(index + row + 1, mask=row + 1 < rows, other=0)
-        value += load_columns(gate + entry, columns, inside) * added
-        tl.store(total + row * width + columns, value.to(total.dtype.element_ty), mask=inside & there)
-        value = _modulated(value, weight, shift + entry, scale + entry, columns, inside, width, eps)
-        _store(out, out_scale, row, width, columns, inside, value, there)
-        row += 1
+    value = load_columns(x + row * width, columns, inside)
+    added = load_columns(update + row * width, columns, inside)
+    entry = tl.load(index + row)
+    value += load_columns(gate + entry * gate_stride, columns, inside) * added
+    tl.store(total + row * width + columns, value.to(total.dtype.element_ty), mask=inside)
+    value = _modulated(value, factor + entry * width, offset + entry * width, columns, inside, width, eps)
+    _store(out, out_scale, row, width, columns, inside, value)
 
 
 @triton.jit
@@ -143,7 +108,7 @@ def _swiglu(gate_up, out, out_scale, width, BLOCK: tl.constexpr):
     inside = columns < width
     gate = load_columns(gate_up + row * 2 * width, columns, inside)
     value = gate / (1.0 + tl.exp(-gate)) * load_columns(gate_up + row * 2 * width + width, columns, inside)
-    _store(out, out_scale, row, width, columns, inside, value, True)
+    _store(out, out_scale, row, width, columns, inside, value)
 
 
 @triton.jit
@@ -151,7 +116,7 @@ def _quantize_rows(x, out, out_scale, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    _store(out, out_scale, row, width, columns, inside, load_columns(x + row * width, columns, inside), True)
+    _store(out, out_scale, row, width, columns, inside, load_columns(x + row * width, columns, inside))
 
 
 @triton.jit
@@ -229,12 +194,9 @@ def norm_modulate(
 ) -> LinearInput:
     """`ops.norm_modulate` with one rounding."""
     x, (rows, width) = x.contiguous(), x.shape
-    assert shift.stride() == scale.stride() and shift.stride(1) == 1
     out, block = _Output(x, width, float8), triton.next_power_of_2(width)
-    tables = (norm.weight, shift, scale, index)
-    sizes = (rows, width, shift.stride(0), norm.eps)
-    grid = (triton.cdiv(rows, _ROWS),)
-    _norm_modulate[grid](x, *tables, out.values, out.scale, *sizes, ROWS=_ROWS, BLOCK=block, num_warps=_WARPS)
+    tables = _merge(norm, shift, scale)
+    _norm_modulate[(rows,)](x, *tables, index, out.values, out.scale, width, norm.eps, BLOCK=block, num_warps=_WARPS)
     return out.get()
 
 
@@ -259,14 +221,22 @@ def gated_add_norm(
 ) -> tuple[torch.Tensor, LinearInput]:
     """`ops.gated_add_norm`, one rounding for each of the two results."""
     x, update, (rows, width) = x.contiguous(), update.contiguous(), x.shape
-    assert gate.stride() == shift.stride() == scale.stride() and shift.stride(1) == 1
+    assert gate.stride(1) == 1
     total, out, block = torch.empty_like(x), _Output(x, width, float8), triton.next_power_of_2(width)
-    tables = (norm.weight, shift, scale)
-    sizes = (rows, width, shift.stride(0), norm.eps)
-    results = (total, *tables, out.values, out.scale)
-    grid = (triton.cdiv(rows, _ROWS),)
-    _gated_add_norm[grid](x, gate, index, update, *results, *sizes, ROWS=_ROWS, BLOCK=block, num_warps=_WARPS)
+    results = (total, *_merge(norm, shift, scale), out.values, out.scale)
+    sizes = (width, gate.stride(0), norm.eps)
+    _gated_add_norm[(rows,)](x, gate, index, update, *results, *sizes, BLOCK=block, num_warps=_WARPS)
     return total, out.get()
+
+
+def _merge(norm: nn.RMSNorm, shift: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 factor and offset of every table entry, [entries, hidden] each."""
+    assert shift.stride() == scale.stride() and shift.stride(1) == 1
+    entries, width = shift.shape
+    factor, offset = torch.empty(2, entries, width, dtype=torch.float32, device=shift.device)
+    grid = (entries, triton.cdiv(width, _COLUMNS))
+    _merged[grid](norm.weight, shift, scale, factor, offset, width, shift.stride(0), BLOCK=_COLUMNS, num_warps=_WARPS)
+    return factor, offset
 
 
 def swiglu(gate_up: torch.Tensor, float8: bool = False) -> LinearInput:
