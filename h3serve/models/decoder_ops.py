@@ -27,6 +27,7 @@ class DecoderOps:
     qk_norm_rope: Callable[[torch.Tensor, float, Rope], QKV]  # qkv [B, N, 3, heads, dim], eps, rope
     gated_linear: Callable[[torch.Tensor, nn.Module], torch.Tensor]  # x, layer to [B, N, 2F], gate first -> [B, N, F]
     attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # q, k, v [B, N, heads, dim]
+    project: Callable[[torch.Tensor, nn.Module], torch.Tensor]  # x, float32 layer: the last one
 
 
 def norm(x: torch.Tensor, layer: nn.RMSNorm, dtype: torch.dtype) -> torch.Tensor:
@@ -74,4 +75,10 @@ def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
 
-PLAIN = DecoderOps(norm, scaled_add, scaled_add_norm, qk_norm_rope, gated_linear, sdpa)
+def project(x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+    """The layer itself."""
+    projected: torch.Tensor = layer(x)
+    return projected
+
+
+PLAIN = DecoderOps(norm, scaled_add, scaled_add_norm, qk_norm_rope, gated_linear, sdpa, project)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import nn
 
-from h3serve.models import fused
+from h3serve.models import decoder_ops, fused
 from h3serve.models.decoder_ops import QKV, DecoderOps, Rope, sdpa
 from h3serve.models.fused import load_columns
 
@@ -101,9 +101,26 @@ def gated_linear(x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
     return out.unflatten(0, x.shape[:2])
 
 
+def project(x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+    """`decoder_ops.project` on the matrix units, to float32's precision: three products of float16 halves.
+
+    x is normalized, so that its halves are in range, and so are weights.
+    """
+    assert isinstance(layer, nn.Linear) and layer.bias is not None
+    if not x.is_cuda:
+        return decoder_ops.project(x, layer)  # a CPU has no such product
+    rows, weight = x.flatten(0, -2), layer.weight
+    high, weight_high = rows.half(), weight.half()
+    low, weight_low = (rows - high).half(), (weight - weight_high).half()
+    left = torch.cat([high, low, high], dim=1)
+    right = torch.cat([weight_high, weight_high, weight_low], dim=1)
+    out = torch.mm(left, right.t(), out_dtype=torch.float32)
+    return out.add_(layer.bias).unflatten(0, x.shape[:-1])
+
+
 @lru_cache(maxsize=8)
 def _ones(width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.ones(width, dtype=dtype, device=device)
 
 
-FUSED = DecoderOps(norm, scaled_add, scaled_add_norm, qk_norm_rope, gated_linear, sdpa)
+FUSED = DecoderOps(norm, scaled_add, scaled_add_norm, qk_norm_rope, gated_linear, sdpa, project)

@@ -109,7 +109,7 @@ class VideoDecoder(nn.Module):
         rope = rope_table(size, suffix, config=self.config, dtype=latents.dtype, device=latents.device)
         for block in self.transformer_blocks:
             tokens = block(tokens, rope, self.ops)
-        patches = self.proj_out(self.norm_out(tokens))[:, : math.prod(size)]
+        patches = self.ops.project(self.norm_out(tokens[:, : math.prod(size)]), self.proj_out)
         return self._pixels(patches, size)
 
     def _tokens(self, latents: torch.Tensor) -> torch.Tensor:

@@ -88,6 +88,15 @@ def test_gated_product_with_a_bias(width: int) -> None:
     assert errors[0] <= errors[1]
 
 
+def test_projection_has_the_precision_of_float32() -> None:
+    from h3serve.models.fused_decoder import project
+
+    layer = nn.Linear(2048, 3072, device="cuda").requires_grad_(False)
+    x = torch.randn(3, 357, 2048, device="cuda")
+    exact = nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+    assert (project(x, layer).double() - exact).norm() / exact.norm() < 4e-6
+
+
 def test_encode_precisions(vae: VideoVAE) -> None:
     video = torch.randn(1, 3, 22, 64, 288)
     expected = vae.encode(video).mean
