@@ -23,12 +23,16 @@ ShortEdge = Annotated[int, typer.Option(help="Short edge of the canvas in pixels
 Rounds = Annotated[int, typer.Option(help="Timed runs of each, in turn.")]
 Out = Annotated[Path | None, typer.Option(help="Also write OUT.md and OUT.json.", show_default=False)]
 Tiers = Annotated[
-    str, typer.Option(help="Tiers to compare, separated by commas; TIER-plain: without optional packages.")
+    str,
+    typer.Option(
+        help="Tiers to compare, separated by commas; TIER-plain: without optional packages, TIER-fp8: on 8-bit layers."
+    ),
 ]
 Peer = Annotated[
     Path | None,
     typer.Option(help="A Python file that builds another implementation: bench/diffusers_peer.py.", show_default=False),
 ]
+POINTS = "512:4,768:4,768:6,768:8,768:10"
 PROMPT = "A red fox trots through a snowy forest while the wind rises and snow crunches underfoot. " * 6
 
 
@@ -61,6 +65,23 @@ def step(
             ),
             out,
         )
+
+
+@app.command()
+def growth(
+    points: Annotated[str, typer.Option(help="EDGE:SECONDS pairs, separated by commas, the shortest first.")] = POINTS,
+    tier: Annotated[str, typer.Option(help="Tier.")] = "lossless",
+    text_tokens: Annotated[int, typer.Option(help="Text rows.")] = 300,
+    rounds: Rounds = 1,
+    out: Out = None,
+) -> None:
+    """Seconds of an evaluation against its rows, and the cost formula's curve through them."""
+    from h3serve.cli.bench_growth import bench_growth, read_points
+
+    lengths = read_points(points)
+    with _inference():
+        denoiser = _component("transformer")
+        _show(bench_growth(denoiser, tier, points=lengths, text_tokens=text_tokens, rounds=rounds), out)
 
 
 @app.command()

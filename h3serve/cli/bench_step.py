@@ -57,7 +57,8 @@ def bench_step(
     size = model_size(denoiser)
     inputs = request_inputs(denoiser, target, text_tokens)
     kernels = attention.available(device, denoiser.transformer.compute_dtype)
-    ceilings = measure_ceilings(inputs.rows, size, kernels, device=device, seconds=ceiling_seconds)
+    eight = attention.eight_bits(device, denoiser.transformer.compute_dtype)
+    ceilings = measure_ceilings(inputs.rows, size, kernels, device=device, seconds=ceiling_seconds, kernel8=eight)
     calls = tier_calls(denoiser, inputs, tiers)
     if peer is not None:
         theirs = peer(denoiser)
@@ -71,7 +72,7 @@ def bench_step(
                 name,
                 timing.median,
                 flops=step_flops(inputs.rows, size),
-                floor_seconds=ceilings.floor(size, float8=name.startswith("fast")),
+                floor_seconds=ceilings.floor(size, linear8=_is_float8(name), attention8=name.startswith("fast")),
                 peer_seconds=peer_seconds,
                 peak_bytes=timing.peak_bytes,
                 spread=timing.spread,
@@ -130,7 +131,7 @@ def bench_block_error(
     report = Report(f"Error of one block, {inputs.rows} rows", machine(device))
     twin = _twin(denoiser, tiers)
     for tier in tiers:
-        ways = twin.transformer if tier.startswith("fast") else denoiser.transformer
+        ways = (twin if _is_float8(tier) else denoiser).transformer
         quality, plain = _parsed(tier)
         use_tier(ways, quality, device, extras=not plain)
         call = partial(run, ways.blocks[layer], x, table, static.rope, ways)
@@ -151,22 +152,29 @@ def request_inputs(denoiser: Denoiser, target: Mapping[str, Any], text_tokens: i
 
 
 def tier_calls(denoiser: Denoiser, inputs: StepInputs, tiers: Sequence[str]) -> dict[str, Callable[[], Velocity]]:
-    """A call per tier; `fast` has a denoiser of its own, and `TIER-plain` is a tier without optional packages."""
+    """A call per tier: `TIER-plain` is one without optional packages, `TIER-fp8` one on 8-bit layers, as `fast` is.
+
+    8-bit layers have a denoiser of their own.
+    """
     calls: dict[str, Callable[[], Velocity]] = {}
     twin = _twin(denoiser, tiers)
     for name in tiers:
         quality, plain = _parsed(name)
-        calls[name] = evaluation(twin if quality == "fast" else denoiser, inputs, quality, extras=not plain)
+        calls[name] = evaluation(twin if _is_float8(name) else denoiser, inputs, quality, extras=not plain)
     return calls
 
 
 def _twin(denoiser: Denoiser, tiers: Sequence[str]) -> Denoiser:
-    return quantized_twin(denoiser) if any(name.startswith("fast") for name in tiers) else denoiser
+    return quantized_twin(denoiser) if any(map(_is_float8, tiers)) else denoiser
+
+
+def _is_float8(tier: str) -> bool:
+    return tier.startswith("fast") or tier.endswith("-fp8")
 
 
 def _parsed(name: str) -> tuple[Quality, bool]:
-    tier, _, plain = name.partition("-")
-    return cast(Quality, tier), bool(plain)
+    tier, _, variant = name.partition("-")
+    return cast(Quality, tier), variant == "plain"
 
 
 def model_size(denoiser: Denoiser) -> ModelSize:
@@ -181,6 +189,8 @@ def facts(ceilings: Ceilings, target: Mapping[str, Any], text_tokens: int, round
     rates |= {"linear layers": ceilings.linear}
     if ceilings.linear8:
         rates["linear layers, 8 bits"] = ceilings.linear8
+    if ceilings.attention8:
+        rates["attention, 8 bits"] = ceilings.attention8
     shown = ", ".join(f"{name} {rate / 1e12:.0f}" for name, rate in rates.items())
     return {
         "target": dict(target),

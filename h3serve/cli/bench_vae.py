@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
+from h3serve.core.tasks import Quality
 from h3serve.models.tiers import use_vae_tier
 from h3serve.models.video_vae import VideoVAE, to_compute_dtype, to_uint8
 from h3serve.runtime.copy_out import to_host
 from h3serve.runtime.figures import Figure, Report, machine
 from h3serve.runtime.measure import Call, alternate
 
+DECODE_TIERS = ("exact", "lossless-plain", "lossless")  # plain: without optional packages
 # A peer's VAE: takes ours, whose weights it shares, and gives calls by direction: latents or pixels in.
 PeerVAE = Callable[[VideoVAE], Mapping[str, Callable[[torch.Tensor], torch.Tensor]]]
 
@@ -25,7 +27,7 @@ def bench_decode(vae: VideoVAE, *, target: Mapping[str, Any], rounds: int, peer:
     plan = clip_plan(target)
     latents = torch.randn(1, vae.config.latent_channels, *latent_size(plan), device=device)
     calls: dict[str, Call] = {}
-    for tier in ("exact", "lossless"):
+    for tier in DECODE_TIERS:
         calls[tier] = decode_call(vae, tier, latents)
     if peer is not None:
         theirs = peer(vae)["decode"]
@@ -46,14 +48,19 @@ def bench_encode(vae: VideoVAE, *, target: Mapping[str, Any], rounds: int, peer:
     return _report(f"Video VAE encode, {plan.frames} frames", calls, vae, rounds=rounds, device=device)
 
 
-def decode_call(vae: VideoVAE, tier: Any, latents: torch.Tensor) -> Call:
+def decode_call(vae: VideoVAE, tier: str, latents: torch.Tensor) -> Call:
     """Decodes as a request does: bytes of one window are copied out while the next one is computed."""
 
     def run() -> int:
-        use_vae_tier(vae, tier, latents.device)
+        _use(vae, tier, latents.device)
         return sum(len(frames) for (frames,) in to_host((to_uint8(part),) for part in vae.decode(latents)))
 
     return run
+
+
+def _use(vae: VideoVAE, name: str, device: torch.device) -> None:
+    tier, _, plain = name.partition("-")
+    use_vae_tier(vae, cast(Quality, tier), device, extras=not plain)
 
 
 def encode(vae: VideoVAE, tier: Any, pixels: torch.Tensor) -> torch.Tensor:
@@ -69,8 +76,8 @@ def decode_errors(vae: VideoVAE, *, frames: int = 22, size: tuple[int, int] = (2
     shape = (5 * (frames - 5) // 17 + 2, size[0] // 16, size[1] // 16)
     latents = torch.randn(1, vae.config.latent_channels, *shape, device=device)
     results = {}
-    for tier in ("exact", "lossless"):
-        use_vae_tier(vae, tier, device)
+    for tier in DECODE_TIERS:
+        _use(vae, tier, device)
         results[tier] = vae.decode_all(latents)
     use_vae_tier(vae, "exact", device)
     exact = to_compute_dtype(vae, torch.float32).decode_all(latents)

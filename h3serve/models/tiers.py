@@ -39,7 +39,7 @@ def use_tier(transformer: Transformer, quality: Quality, device: torch.device, *
         transformer.ops = _fused(device, has_float8(transformer), extras)
 
 
-def use_vae_tier(vae: VideoVAE, quality: Quality, device: torch.device) -> None:
+def use_vae_tier(vae: VideoVAE, quality: Quality, device: torch.device, *, extras: bool = True) -> None:
     """Sets the kernels of a video VAE likewise, in both directions, and how many tiles go through at once.
 
     exact: one tile at a time. lossless, and fast alike: as many as a share of the GPU's memory takes.
@@ -51,18 +51,18 @@ def use_vae_tier(vae: VideoVAE, quality: Quality, device: torch.device) -> None:
     fit_tiles(vae, torch.cuda.get_device_properties(device).total_memory // SHARE)
     if not _has_kernels(device):
         return
-    vae.decoder.ops = _decoder_ops(device)
+    vae.decoder.ops = _decoder_ops(device, extras)
     if torch.cuda.get_device_capability(device) >= (9, 0) and not any(n % FUSED_CHANNELS for n in vae.config.channels):
         from h3serve.models.fused_encoder import trunk
 
         vae.encoder.trunk = trunk  # loads by the bulk copy engine that Hopper brought
 
 
-def _decoder_ops(device: torch.device) -> decoder_ops.DecoderOps:
+def _decoder_ops(device: torch.device, extras: bool) -> decoder_ops.DecoderOps:
     from h3serve.models.fused_decoder import FUSED
 
-    chosen = replace(FUSED, attention=flash4_batched) if has_flash4(device) else FUSED
-    if _has_gated_gemm(device):
+    chosen = replace(FUSED, attention=flash4_batched) if extras and has_flash4(device) else FUSED
+    if extras and _has_gated_gemm(device):
         from h3serve.models.gated_gemm import gated_linear_batched
 
         chosen = replace(chosen, gated_linear=gated_linear_batched)

@@ -28,24 +28,32 @@ class Ceilings:
     linear: float
     linear8: float | None
     attention: Mapping[str, float]
+    attention8: float | None
     copy: float
 
-    def floor(self, model: ModelSize, *, float8: bool = False) -> float:
+    def floor(self, model: ModelSize, *, linear8: bool = False, attention8: bool = False) -> float:
         """Seconds of one evaluation's linear layers and attention at these rates, and of nothing else."""
-        linear_rate = self.linear8 if float8 and self.linear8 else self.linear
-        linear = linear_flops(self.rows, model) / linear_rate
-        return linear + attention_flops(self.rows, model) / max(self.attention.values())
+        linear_rate = self.linear8 if linear8 and self.linear8 else self.linear
+        attention_rate = self.attention8 if attention8 and self.attention8 else max(self.attention.values())
+        return linear_flops(self.rows, model) / linear_rate + attention_flops(self.rows, model) / attention_rate
 
 
 def measure_ceilings(
-    rows: int, model: ModelSize, kernels: Mapping[str, Attention], *, device: torch.device, seconds: float = 3.0
+    rows: int,
+    model: ModelSize,
+    kernels: Mapping[str, Attention],
+    *,
+    device: torch.device,
+    seconds: float = 3.0,
+    kernel8: Attention | None = None,
 ) -> Ceilings:
-    """All rates at `rows` packed rows; `seconds` for each."""
+    """All rates at `rows` packed rows; `seconds` for each. `kernel8` is the attention on 8 bits, if there is one."""
     return Ceilings(
         rows=rows,
         linear=_linear_rate(rows, model, device, seconds, float8=False),
         linear8=_linear_rate(rows, model, device, seconds, float8=True) if has_float8_units(device) else None,
         attention={n: _attention_rate(rows, model, k, device, seconds) for n, k in kernels.items()},
+        attention8=_attention_rate(rows, model, kernel8, device, seconds) if kernel8 else None,
         copy=_copy_rate(device, seconds / 3),
     )
 

@@ -8,9 +8,10 @@ from types import ModuleType
 import pytest
 import torch
 
-from h3serve.cli import bench_step, bench_vae
+from h3serve.cli import bench_growth, bench_step, bench_vae
 from h3serve.cli.bench_request import bench_request
 from h3serve.cli.main import run
+from h3serve.core.errors import RequestError
 from h3serve.models.denoiser import Denoiser
 from h3serve.runtime.figures import Figure, Report
 from tests.models.tiny_transformer import tiny_denoiser
@@ -53,6 +54,27 @@ def test_step(denoiser: Denoiser) -> None:
 
 
 @torch.inference_mode()
+def test_variants_of_a_tier(denoiser: Denoiser) -> None:
+    """8-bit layers without the fast tier: another network than `lossless`, the same as `fast` where no kernel is."""
+    inputs = bench_step.request_inputs(denoiser, TARGET, 5)
+    calls = bench_step.tier_calls(denoiser, inputs, ["lossless", "lossless-fp8", "fast"])
+    lossless, eight, fast = (bench_step.flat(call()) for call in calls.values())
+    assert torch.equal(eight, fast) and 0.005 < bench_step.distance(eight, lossless) < 0.1
+
+
+@torch.inference_mode()
+def test_growth(denoiser: Denoiser) -> None:
+    points = bench_growth.read_points("64:4,128:4")
+    report = bench_growth.bench_growth(denoiser, "lossless", points=points, text_tokens=5, rounds=1)
+    assert [figure.name for figure in report.figures] == ["617 rows", "1257 rows"]
+    for figure in report.figures:  # two points, two rates: the curve goes through both
+        assert figure.seconds == pytest.approx(figure.floor_seconds)
+    for text in ("64", "64:x", "64:4"):
+        with pytest.raises(RequestError, match="points"):
+            bench_growth.read_points(text)
+
+
+@torch.inference_mode()
 def test_peer_has_our_weights(denoiser: Denoiser, peer: ModuleType) -> None:
     report = bench_step.bench_step_error(
         denoiser, ["exact", "fast"], target=TARGET, text_tokens=5, peer=peer.transformer
@@ -79,7 +101,7 @@ def test_vae_and_its_peer(peer: ModuleType) -> None:
     vae = tiny()
     target = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
     report = bench_vae.bench_decode(vae, target=target, rounds=1)
-    assert list(by_name(report)) == ["exact", "lossless"]
+    assert list(by_name(report)) == ["exact", "lossless-plain", "lossless"]
     theirs, latents = peer.video_vae(vae), torch.randn(1, 24, 7, 4, 4)
     raw = theirs["decode"](latents)  # normalized latents are the pipeline's affair there
     assert raw.shape == (1, 3, 22, 64, 64)

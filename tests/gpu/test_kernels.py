@@ -81,6 +81,21 @@ def test_attention_on_views_of_packed_qkv(name: str, rows: int) -> None:
     assert distance(kernels[name](*packed.unbind(1)), exact) <= 1.3 * reference  # padding may round twice
 
 
+@pytest.mark.parametrize("rows", [ROWS, 5248, 16401])
+def test_attention_on_8_bits(rows: int) -> None:
+    kernel = attention.eight_bits(torch.device("cuda"), BF16)
+    if kernel is None:
+        pytest.skip("not made for this device")
+    packed = draw(rows, 3, CONFIG.num_attention_heads, CONFIG.attention_head_dim)
+    packed[:, 1] += 3 * draw(1, CONFIG.num_attention_heads, CONFIG.attention_head_dim)  # no softmax sees it
+    packed[:, 2, ::2] *= 1e-3  # heads of another size
+    exact = attention.sdpa(*packed.float().unbind(1))
+    out = kernel(*packed.unbind(1))
+    for heads in (slice(0, None, 2), slice(1, None, 2)):
+        assert distance(out[:, heads], exact[:, heads]) < 0.07
+    assert torch.equal(out, kernel(*packed.unbind(1)))  # the same bits run after run
+
+
 @pytest.mark.skipif(not attention.has_flash4(torch.device("cuda")), reason="FlashAttention-4 is not installed")
 def test_gated_product_is_no_further_from_float32_than_the_reference() -> None:
     from h3serve.models.gated_gemm import gated_linear

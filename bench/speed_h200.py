@@ -1,0 +1,245 @@
+"""All speed figures of one GPU, part by part, in one process: random weights of the released sizes.
+
+    python bench/speed_h200.py OUT [--only step5,decode] [--limit 390] [--tiny]
+
+Writes OUT/speed.md and OUT/speed.json after every part, so that a run that is cut short leaves what it has seen; a
+part that fails says so and the parts behind it still run. Parts that would end after `--limit` seconds are left out.
+`--tiny` runs the same code with demo sizes on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from h3serve.cli import bench_growth, bench_request, bench_step, bench_text, bench_vae
+from h3serve.models.modulation import ModulationNetwork
+from h3serve.pipeline.engine import Engine
+from h3serve.pipeline.schedule import default_times
+from h3serve.pipeline.synthetic import synthetic_engine
+from h3serve.runtime.figures import Report
+from h3serve.runtime.keys import key_of
+from h3serve.runtime.rebuild import projections_of
+from h3serve.runtime.scheduled import Direct, Scheduled, Steps
+from h3serve.runtime.streamed import empty
+from h3serve.weights import demo_sizes
+from h3serve.weights.demo_tokenizer import build_tokenizer
+from h3serve.weights.released import RELEASED
+from h3serve.weights.synthetic import synthetic_component
+
+PROMPT = "A red fox trots through a snowy forest while the wind rises and snow crunches underfoot. " * 6
+TIERS = ("exact", "lossless-plain", "lossless", "lossless-fp8", "fast")
+# Seconds that each part is expected to take on an H200, building of its networks included.
+PARTS: Mapping[str, float] = {
+    "step5": 140,
+    "block_error": 12,
+    "decode": 30,
+    "step15": 125,
+    "growth": 48,
+    "small_error": 25,
+    "encode": 25,
+    "text": 15,
+    "request_fp8": 45,
+    "request50": 300,
+}
+
+
+class Made:
+    """Modulation of a few schedules, computed ahead: the projections then need no memory, as in a loaded engine."""
+
+    def __init__(self, network: ModulationNetwork, schedules: Sequence[Steps]) -> None:
+        self._made: dict[tuple[Any, ...], Scheduled] = {}
+        with ExitStack() as stack:
+            for steps in schedules:
+                self._made[self._name(steps)] = stack.enter_context(Direct(network).schedule(steps))
+        for projection in projections_of(network):
+            empty(projection)
+
+    @contextmanager
+    def schedule(self, steps: Steps) -> Iterator[Scheduled]:
+        yield self._made[self._name(steps)]
+
+    @staticmethod
+    def _name(steps: Steps) -> tuple[Any, ...]:
+        return tuple(key_of(timesteps) for timesteps in steps)
+
+
+def without_projections(engine: Engine, evaluations: int) -> Engine:
+    """With tables for `evaluations`, for a warm-up of one, and as many as the default schedule holds."""
+    schedules = [default_times("fl2va", engine.sigma_shifts["fl2va"], count) for count in (evaluations, 1, 50)]
+    return replace(engine, modulations={"fl2va": Made(engine.denoisers["fl2va"].modulation, schedules)})
+
+
+class Bench:
+    """Networks are built when a part first needs them, and let go when the next kind is needed."""
+
+    def __init__(self, out: Path, *, tiny: bool) -> None:
+        self.out, self.tiny = out / "speed", tiny
+        self.device = torch.device("cpu" if tiny else "cuda:0")
+        self.dtype = torch.float32 if tiny else torch.bfloat16
+        self.text_tokens, self.rounds = (5, 1) if tiny else (300, 2)
+        self._held: dict[str, Any] = {}
+        self._folder = out
+
+    @cached_property
+    def configs(self) -> Mapping[str, Mapping[str, Any]]:
+        if not self.tiny:
+            return RELEASED
+        latents = {"latents_mean": [0.0] * 24, "latents_std": [1.0] * 24}
+        sound = {"latents_mean": [0.0] * 32, "latents_std": [1.0] * 32}
+        return {
+            "transformer": demo_sizes.transformer("original"),
+            "text_encoder": demo_sizes.text_encoder(build_tokenizer().get_vocab(with_added_tokens=True)),
+            "video_vae": demo_sizes.video_vae("diffusers", latents),
+            "audio_vae": demo_sizes.audio_vae("diffusers", sound),
+        }
+
+    def target(self, seconds: float, edge: int = 768) -> dict[str, Any]:
+        return (
+            {"short_edge": edge, "duration_seconds": seconds}
+            if not self.tiny
+            else {"short_edge": 64, "duration_seconds": 4}
+        )
+
+    def network(self, name: str) -> Any:
+        if name not in self._held:
+            self.forget()
+            self._held[name] = synthetic_component(
+                name, device=self.device, dtype=self.dtype, config=self.configs[name]
+            )
+        return self._held[name]
+
+    def peer(self, name: str) -> Any:
+        """diffusers on our tensors, built once; None where it is not installed."""
+        if importlib.util.find_spec("diffusers") is None:
+            return None
+        network, key = self.network(name), f"peer of {name}"
+        if key not in self._held:
+            spec = importlib.util.spec_from_file_location("peer", Path(__file__).with_name("diffusers_peer.py"))
+            assert spec and spec.loader
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            self._held[key] = getattr(module, name)(network)
+        held = self._held[key]
+        return lambda _: held
+
+    def forget(self) -> None:
+        """Device memory of the last kind of networks."""
+        self._held.clear()
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def keep(self, report: Report) -> None:
+        print("\n" + report.markdown(), flush=True)
+        report.write(self.out)
+
+    def step5(self) -> None:
+        self._step(TIERS, 5, self.rounds, warm_up=True)
+
+    def step15(self) -> None:
+        """One run each: an evaluation of the peer takes 39 s; all kernels are warm from `step5`."""
+        self._step(("lossless", "fast"), 15, 1, warm_up=False)
+
+    def _step(self, tiers: Sequence[str], seconds: float, rounds: int, *, warm_up: bool) -> None:
+        self.keep(
+            bench_step.bench_step(
+                self.network("transformer"),
+                tiers,
+                target=self.target(seconds),
+                text_tokens=self.text_tokens,
+                rounds=rounds,
+                peer=self.peer("transformer"),
+                ceiling_seconds=0.01 if self.tiny else 2.0,
+                warm_up=warm_up,
+            )
+        )
+
+    def block_error(self) -> None:
+        denoiser, target = self.network("transformer"), self.target(5)
+        self.keep(bench_step.bench_block_error(denoiser, TIERS, target=target, text_tokens=self.text_tokens))
+
+    def small_error(self) -> None:
+        denoiser, target, peer = self.network("transformer"), self.target(5, 256), self.peer("transformer")
+        tokens = self.text_tokens
+        self.keep(bench_step.bench_step_error(denoiser, TIERS, target=target, text_tokens=tokens, peer=peer))
+
+    def growth(self) -> None:
+        points = [(64, 4), (128, 4)] if self.tiny else [(512, 4), (768, 4), (768, 6), (768, 8), (768, 10)]
+        denoiser, tokens = self.network("transformer"), self.text_tokens
+        self.keep(bench_growth.bench_growth(denoiser, "lossless", points=points, text_tokens=tokens, rounds=1))
+
+    def decode(self) -> None:
+        network, target = self.network("video_vae"), self.target(5)
+        self.keep(bench_vae.bench_decode(network, target=target, rounds=self.rounds))
+        self.keep(bench_vae.decode_errors(network, size=(64, 64) if self.tiny else (256, 448)))
+
+    def encode(self) -> None:
+        network, target = self.network("video_vae"), self.target(5)
+        self.keep(bench_vae.bench_encode(network, target=target, rounds=1))
+        self.keep(bench_vae.encode_errors(network, size=(64, 64) if self.tiny else (256, 448)))
+
+    def text(self) -> None:
+        lengths = (5, 9) if self.tiny else (300, 2000)
+        self.keep(bench_text.bench_text(self.network("text_encoder"), lengths=lengths, rounds=self.rounds))
+
+    def request_fp8(self) -> None:
+        self._request("fast", 4)
+
+    def request50(self) -> None:
+        self._request("lossless", 2 if self.tiny else 50)
+
+    def _request(self, quality: Any, evaluations: int) -> None:
+        self.forget()
+        engine = synthetic_engine(self.device, quality=quality, dtype=self.dtype, configs=self.configs)
+        engine = without_projections(engine, evaluations)
+        output = self._folder / f"{quality}.mp4"
+        self.keep(
+            bench_request.bench_request(
+                engine, target=self.target(5), evaluations=evaluations, prompt=PROMPT, output=output
+            )
+        )
+        output.unlink()
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, in this order")
+    parser.add_argument("--limit", type=float, default=3600.0)
+    parser.add_argument("--tiny", action="store_true")
+    args = parser.parse_args()
+    if unknown := set(args.only.split(",")) - set(PARTS):
+        parser.error(f"no such parts: {', '.join(unknown)}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    began, bench = time.perf_counter(), Bench(args.out, tiny=args.tiny)
+    for name in args.only.split(","):
+        spent = time.perf_counter() - began
+        if spent + PARTS[name] > args.limit:
+            print(f"[{spent:6.1f}] {name} left out: {PARTS[name]:.0f} s are not left", flush=True)
+            continue
+        part: Callable[[], None] = getattr(bench, name)
+        try:
+            part()
+        except Exception:  # a figure less is better than none
+            traceback.print_exc()
+            print(f"{name} FAILED", flush=True)
+        print(
+            f"[{time.perf_counter() - began:6.1f}] {name} took {time.perf_counter() - began - spent:.1f} s", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()
