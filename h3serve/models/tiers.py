@@ -10,7 +10,7 @@ from torch import nn
 
 from h3serve.core.tasks import Quality
 from h3serve.models import decoder_ops, video_encoder
-from h3serve.models.attention import fastest, flash4_batched, has_flash4, sdpa
+from h3serve.models.attention import eight_bits, fastest, flash4_batched, has_flash4, sdpa
 from h3serve.models.float8_linear import Float8Linear
 from h3serve.models.ops import PLAIN, Ops
 from h3serve.models.transformer import Transformer
@@ -25,9 +25,9 @@ def use_tier(transformer: Transformer, quality: Quality, device: torch.device, *
     """Sets the transformer's attention and ops for a device; weights stay as they are.
 
     exact: torch's own kernels in the reference's order of roundings. lossless: fused kernels with fewer
-    roundings where Triton and a GPU are there, else the same as exact. fast: the same for a transformer whose
-    linear layers are `Float8Linear`; ValueError if they are not. Without `extras` optional packages count as
-    not installed.
+    roundings where Triton and a GPU are there, else the same as exact. fast: attention on 8 bits too, for a
+    transformer whose linear layers are `Float8Linear`; ValueError if they are not. Without `extras` optional
+    packages count as not installed.
     """
     if quality not in TIERS:
         raise ValueError(f"tier {quality} is not one of {TIERS}")
@@ -37,6 +37,8 @@ def use_tier(transformer: Transformer, quality: Quality, device: torch.device, *
     if quality != "exact":
         transformer.attention = fastest(device, transformer.compute_dtype, extras=extras)
         transformer.ops = _fused(device, has_float8(transformer), extras)
+    if quality == "fast":
+        transformer.attention = eight_bits(device, transformer.compute_dtype) or transformer.attention
 
 
 def use_vae_tier(vae: VideoVAE, quality: Quality, device: torch.device, *, extras: bool = True) -> None:
