@@ -28,8 +28,9 @@ from h3serve.models.modulation import ModulationNetwork
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.schedule import default_times
 from h3serve.pipeline.synthetic import synthetic_engine
-from h3serve.runtime.figures import Report
+from h3serve.runtime.figures import Figure, Report, machine
 from h3serve.runtime.keys import key_of
+from h3serve.runtime.measure import sustained
 from h3serve.runtime.rebuild import projections_of
 from h3serve.runtime.scheduled import Direct, Scheduled, Steps
 from h3serve.runtime.streamed import empty
@@ -44,6 +45,7 @@ TIERS = ("exact", "lossless-plain", "lossless", "lossless-fp8", "fast")
 PARTS: Mapping[str, float] = {
     "step5": 140,
     "block_error": 12,
+    "tiles8": 14,
     "decode": 30,
     "step15": 125,
     "growth": 48,
@@ -169,6 +171,22 @@ class Bench:
     def block_error(self) -> None:
         denoiser, target = self.network("transformer"), self.target(5)
         self.keep(bench_step.bench_block_error(denoiser, TIERS, target=target, text_tokens=self.text_tokens))
+
+    def tiles8(self) -> None:
+        """The 8-bit attention with other tiles than its own, at the rows of 5 s."""
+        from h3serve.models import fused_attention8 as kernel
+
+        rows, heads = (300, 2) if self.tiny else (38_010, 56)
+        q, k, v = torch.randn(rows, 3, heads, 128, device=self.device).to(self.dtype).unbind(1)
+        own = kernel._QUERIES, kernel._KEYS, kernel._WARPS, kernel._STAGES
+        report = Report(f"Attention on 8 bits, {rows} rows, by tile", machine(self.device))
+        for tile in (own, (64, 128, 4, 2), (128, 128, 8, 3), (128, 128, 8, 2), (64, 64, 4, 4), (128, 64, 4, 3)):
+            kernel._QUERIES, kernel._KEYS, kernel._WARPS, kernel._STAGES = tile
+            seconds = sustained(lambda: kernel.attention8(q, k, v), seconds=1.0, device=self.device)
+            names = "{} queries, {} keys, {} warps, {} stages".format(*tile)
+            report.figures.append(Figure(names, seconds, flops=4.0 * rows * rows * heads * 128))
+        kernel._QUERIES, kernel._KEYS, kernel._WARPS, kernel._STAGES = own
+        self.keep(report)
 
     def small_error(self) -> None:
         denoiser, target, peer = self.network("transformer"), self.target(5, 256), self.peer("transformer")

@@ -106,7 +106,8 @@ def attention8(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tenso
     """q, k, v -> out, all [S, heads, head_dim], as `attention.Attention`; error in docs/speed.md."""
     rows, heads, head_dim = q.shape
     assert all(part.stride(2) == 1 and part.stride(1) == head_dim for part in (q, k, v))
-    padded = triton.cdiv(rows, _KEYS) * _KEYS
+    tile = max(_QUERIES, _KEYS, _ROWS)
+    padded = triton.cdiv(rows, tile) * tile
     q8, k8, v8 = q.new_empty(3, heads, padded * head_dim, dtype=FLOAT8)
     every = max(1, rows // _SAMPLE)
     common = k[::every].float().mean(0)
