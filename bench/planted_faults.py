@@ -25,7 +25,7 @@ from h3serve.guard.cases import Case, load_cases
 from h3serve.guard.remote import publish
 from h3serve.guard.report import reasons
 from h3serve.guard.results import Report
-from h3serve.guard.run import Setup, load_generator, new_run_folder, run_cases
+from h3serve.guard.run import Setup, load_generator, new_run_folder, newest_run, run_cases
 from h3serve.pipeline import conditions, engine, generate, generator
 
 
@@ -135,11 +135,13 @@ def main() -> None:
     def say(line: str) -> None:
         print(line, flush=True)
         lines.append(line)
+        if arguments.out:
+            arguments.out.write_text("\n".join(lines) + "\n")
 
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         run(cases, root)
-        publish(next((root / "runs").iterdir()) / "candidates", str(root / "store"))
+        publish(newest_run(root / "runs") / "candidates", str(root / "store"))
         clean = run(cases, root)
         say(f"unbroken product, {len(cases)} cases: {'passes' if clean.passed else 'FAILS'}")
         for line in tell(clean):
@@ -156,8 +158,6 @@ def main() -> None:
             for line in tell(report):
                 say(line)
         say(f"{caught} of {tried} planted faults caught on {arguments.device}; {len(FAULTS) - tried} not tried")
-    if arguments.out:
-        arguments.out.write_text("\n".join(lines) + "\n")
     if caught < tried or not clean.passed:
         raise SystemExit(1)
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from h3serve.guard.cases import Case, load_cases
+from h3serve.guard.cases import SHIPPED, Case, load_cases
 from h3serve.guard.frames import clip_similarity
 from h3serve.guard.history import record
 from h3serve.guard.limits import RunKind
@@ -24,7 +24,9 @@ from h3serve.guard.store import prune
 app = typer.Typer(help="Compare this build with accepted pictures, sounds, memory and times.", no_args_is_help=True)
 console = Console()
 
-Cases = Annotated[list[str], typer.Option("--cases", help="A shipped set (demo, full) or a YAML file; may repeat.")]
+Cases = Annotated[
+    list[str], typer.Option("--cases", help=f"A shipped set ({', '.join(SHIPPED)}) or a YAML file; may repeat.")
+]
 CaseIds = Annotated[str, typer.Option("--case-ids", help="Only these cases, separated by commas.")]
 Machine = Annotated[int, typer.Option("--machine", help="Number of this machine, from 1.")]
 Machines = Annotated[int, typer.Option("--machines", help="Over how many machines the cases are split.")]

@@ -19,7 +19,7 @@ from h3serve.guard.limits import Thresholds
 
 Check = Literal["frames", "sound", "container", "memory", "time"]
 METERS: frozenset[Check] = frozenset({"memory", "time"})
-SHIPPED = ("demo", "demo-gpu", "full")
+SHIPPED = ("demo", "demo-gpu", "demo-2gpu", "full")
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -33,6 +33,8 @@ class EngineChoice(_Value):
     dtype: DType = "auto"
     quality: Quality = "lossless"
     residency: Residency = "auto"
+    ulysses: int | None = Field(default=None, ge=1)
+    tp: int | None = Field(default=None, ge=1)
 
 
 class Case(_Value):
@@ -58,6 +60,8 @@ class Case(_Value):
     def _check(self) -> Case:
         if self.gpus == 0 and (meters := METERS & set(self.checks)):
             raise ValueError(f"{', '.join(sorted(meters))} can be checked on CUDA only: leave it out or set gpus")
+        if max(1, self.gpus) % ((self.settings.ulysses or 1) * (self.settings.tp or 1)):
+            raise ValueError("gpus must be ulysses times tp, where the settings name them")
         if self.partition != PARTITION_OF[self.request.task]:
             raise ValueError(f"task {self.request.task} needs partition {PARTITION_OF[self.request.task]}")
         return self
@@ -75,7 +79,7 @@ class _CaseFile(_Value):
 
 
 def load_cases(names: Iterable[str | Path] = ("demo",)) -> list[Case]:
-    """Cases of shipped sets ("demo", "demo-gpu", "full") and of YAML files, in order.
+    """Cases of shipped sets (`SHIPPED`) and of YAML files, in order.
 
     Raises RequestError naming file and field for anything unknown or wrong, and for an id used twice.
     """

@@ -31,7 +31,7 @@ from h3serve.guard.results import CaseResult, Report, after_retry
 from h3serve.guard.samples import resolve
 from h3serve.guard.store import RUN_PREFIX, Budget, copy_case, find, load, save
 
-LoadEngine = Callable[[Case, str], Any]  # (case, model) -> something with Generator.generate
+LoadEngine = Callable[[Case, str], Any]  # (case, model) -> something with Generator's generate, forget and close
 OnResult = Callable[[CaseResult], None]
 
 
@@ -49,12 +49,20 @@ class Setup:
 
 
 def load_generator(case: Case, model: str) -> Any:
-    """The product's own `Generator` for `case`, on as many ranks as it says."""
+    """The product's own `Generator` for `case`, on as many ranks as it says.
+
+    Where memory or time are checked it has made a clip with one evaluation: the first one waits for libraries to load.
+    """
     from h3serve.pipeline.generator import Generator
 
     device, ranks = ("cuda", case.gpus) if case.gpus else ("cpu", 1)
     settings = case.settings.model_dump()
-    return Generator.from_pretrained(model, partition=case.partition, device=device, gpus=ranks, **settings)
+    generator = Generator.from_pretrained(model, partition=case.partition, device=device, gpus=ranks, **settings)
+    if METERS & set(case.checks):
+        with tempfile.TemporaryDirectory() as scratch:
+            request = case.request.model_copy(update={"num_inference_steps": 1})
+            generator.generate(resolve(request, Path(scratch)))
+    return generator
 
 
 def new_run_folder(parent: Path) -> Path:
@@ -191,6 +199,7 @@ class _Runner:
 def _generate(case: Case, engine: Any, scratch: Path) -> tuple[Made, Meters | None]:
     measured = bool(METERS & set(case.checks))
     clock = StepClock() if measured else None
+    engine.forget()  # else a second try, or a case with the same prompt, would find it encoded
     result = engine.generate(resolve(case.request, scratch), on_progress=clock)
     file = scratch / "clip.mp4"
     if "container" in case.checks:

@@ -29,6 +29,7 @@ from h3serve.pipeline.schedule import default_times
 from h3serve.runtime.adaln import AdaLN
 from h3serve.runtime.encodings import EncodingCache
 from h3serve.runtime.loading import How, build_tiers, place
+from h3serve.runtime.machine import make_current
 from h3serve.runtime.meters import PeakMeter
 from h3serve.runtime.placement import Placement
 from h3serve.runtime.residency import Choice, capacity_of
@@ -137,6 +138,7 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
     Raises RequestError for a setting that cannot be had, CheckpointError for the files.
     """
     device = share.device or resolve_device(settings.device)
+    make_current(device)
     dtype = resolve_dtype(settings.dtype, device)
     _check_settings(settings)
     partitions: tuple[Partition, ...] = ("fl2va", "ref2va") if settings.partition == "both" else (settings.partition,)

@@ -28,6 +28,7 @@ from h3serve.pipeline.progress import Meter, OnProgress
 from h3serve.pipeline.replica import Alone, Replica, lead, shape_of
 from h3serve.pipeline.result import GenerationResult
 from h3serve.pipeline.rows import video_to_rows
+from h3serve.runtime.machine import make_current
 from h3serve.runtime.sharding import RankShare
 
 
@@ -63,6 +64,10 @@ class Generator:
     def close(self) -> None:
         """End the other ranks, if there are any."""
         self.replica.close()
+
+    def forget(self) -> None:
+        """Drop encoded prompts and references: the next request encodes its own, on all ranks."""
+        self.engine.encodings.clear()
 
     def warm_up(self, short_edge: int = 256) -> None:
         """Makes a small clip and encodes a few frames, so that the first request does not wait for kernels to compile.
@@ -100,6 +105,7 @@ class Generator:
         if output is not None:
             check_output(output)
         self.engine.check_request(wanted)
+        make_current(self.engine.device)  # this may be another thread than the one that loaded
         meter = Meter(self.engine.peaks, on_progress)
         with self.replica.request(wanted):
             with meter.stage("read media"):

@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from h3serve.core.errors import WorkerError
+from h3serve.runtime.machine import make_current
 from h3serve.runtime.shape import Shape
 
 LOOPBACK = "127.0.0.1"
@@ -160,6 +161,7 @@ class Ranks:
     def open(self) -> None:
         """Connect all teams; every rank has to call it, as often as the others."""
         prepare_environment(self.address)
+        make_current(self.device)
         on_gpu = self.device.type == "cuda"
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",

@@ -29,6 +29,12 @@ def measure(device: torch.device) -> Machine:
     return Machine(share, min(device_free, share - held), total, free)
 
 
+def make_current(device: torch.device) -> None:
+    """Kernels that are not torch's own (Triton, FlashAttention-4) run on the calling thread's current GPU."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def host_memory(root: Path = Path("/")) -> tuple[int, int]:
     """(bytes, free bytes) that this process can have: the machine's, or less if its cgroup says so.
 

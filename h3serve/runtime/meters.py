@@ -37,9 +37,9 @@ class PeakMeter:
         return 0 if self._load_peak is None else self._peak_so_far()
 
     def load_done(self) -> None:
-        """Freeze the load peak; the runtime peak begins at what is allocated now."""
+        """Freeze the load peak, the largest of all ranks'; the runtime peak begins at what is allocated now."""
         self.mark()
-        self._load_peak, self._peak = self._peak, 0
+        self._load_peak, self._peak = self._of_replica(self._peak), 0
         self.mark()
 
     def mark(self) -> int:
@@ -53,9 +53,10 @@ class PeakMeter:
 
     def replica_peak(self) -> int:
         """The largest runtime peak of all ranks; no collective on a CPU or with one rank."""
-        if not self._counts or self._largest is None:
-            return self.runtime_peak
-        return self._largest(self.runtime_peak)
+        return self._of_replica(self.runtime_peak)
+
+    def _of_replica(self, peak: int) -> int:
+        return self._largest(peak) if self._counts and self._largest is not None else peak
 
     def _peak_so_far(self) -> int:
         if not self._counts:

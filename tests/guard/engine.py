@@ -19,6 +19,9 @@ class FakeEngine:
     def close(self):
         """Nothing is held."""
 
+    def forget(self):
+        """Nothing is remembered."""
+
     def generate(self, request, on_progress=None):
         self.calls += 1
         self.requests.append(request)

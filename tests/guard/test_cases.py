@@ -40,8 +40,12 @@ def test_shipped_sets_cover_every_task(name):
 
 def test_the_gpu_demo_guards_megabytes():
     """A copy of one small buffer must show, so the constant part of the tolerance is far below 128 MiB."""
-    cases = load_cases(["demo-gpu"])
-    assert {case.gpus for case in cases} == {1}
+    cases = load_cases(["demo-gpu", "demo-2gpu"])
+    assert {(case.gpus, case.settings.ulysses, case.settings.tp) for case in cases} == {
+        (1, None, None),
+        (2, 2, None),
+        (2, None, 2),
+    }
     assert all({"memory", "time"} <= set(case.checks) for case in cases)
     assert all(case.thresholds.memory.runtime_bytes <= 2 * MIB for case in cases)
 
@@ -71,6 +75,7 @@ def test_defaults_lie_under_every_case(tmp_path):
         ({"request": {"task": "t2va", "prompt": "rain", "fps": 30}}, "one: request.fps"),
         ({"request": {"task": "ref2va", "prompt": "rain"}}, "one: request.conditions"),
         ({"settings": {"speed": "high"}}, "one: settings.speed"),
+        ({"settings": {"tp": 2}}, "one: case"),
     ],
 )
 def test_a_wrong_case_names_file_case_and_field(tmp_path, change, field):
@@ -99,5 +104,5 @@ def test_a_broken_file_is_one_sentence(tmp_path, text):
 
 
 def test_a_missing_file_names_the_shipped_sets(tmp_path):
-    with pytest.raises(RequestError, match="demo, demo-gpu, full or a readable YAML file"):
+    with pytest.raises(RequestError, match="demo, demo-gpu, demo-2gpu, full or a readable YAML file"):
         load_cases([tmp_path / "none.yaml"])

@@ -52,7 +52,9 @@ def test_stages_are_told_apart_without_losing_the_peak(counter: Counter) -> None
 
 def test_a_replica_has_its_largest_ranks_peak(counter: Counter) -> None:
     meter = PeakMeter(torch.device("cuda"), largest=lambda peak: max(peak, 80))
+    counter.allocate(60)
     meter.load_done()
+    assert meter.load_peak == 80
     counter.allocate(70)
     assert meter.replica_peak() == 80
 
