@@ -58,8 +58,8 @@ class Trainer:
     """AdamW over the parameters of a module that want gradients.
 
     The rate warms up over `warmup` steps and falls to zero as a cosine of the clock. What is kept in bfloat16 has a
-    float32 master. Gradients are clipped to norm `clip`; a step without a finite loss and gradient is skipped. `average`
-    holds the exponential moving average of the masters, float32, by name.
+    float32 master. Gradients are clipped to norm `clip`; a step without a finite loss and gradient is skipped.
+    `average` holds the exponential moving average of the masters, float32, by name.
     """
 
     def __init__(

@@ -1,0 +1,121 @@
+"""Trains the demo's audio VAE: python -m demo.train.audio_vae --out FOLDER --seconds 480
+
+Writes audio_vae.safetensors (averaged weights, half precision), audio_vae.json (loss curve, statistics of the
+latents, figures on held-out scenes) and audio_vae.png (held-out spectrograms over their reconstructions).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from random import Random
+
+import torch
+from torch import nn
+
+from demo.train import sizes
+from demo.train.audio_figures import measure
+from demo.train.device import OutOfMemory, prepare
+from demo.train.loop import Clock, Curve, Every, Trainer, save_weights
+from demo.train.scenes import sound_batch
+from demo.train.spectra import spectral_loss
+from h3serve.models.audio_decoder import AMPBlock
+from h3serve.models.audio_encoder import ResidualUnit
+from h3serve.models.audio_vae import AudioVAE
+from h3serve.models.weight_norm import Conv1d, ConvTranspose1d
+
+RATE = 1e-3
+KL = 1e-3
+WAVE = 0.5  # weight of the waveform beside the spectra
+QUIET = 0.003  # mean amplitude under which errors are no longer weighed up
+SECONDS = 24  # of one channel in a batch
+LENGTHS = (1, 1, 1, 2, 4)  # seconds of a sound: attention must not depend on the length
+RESERVE_S = 30.0  # for statistics and figures
+
+
+def initialize(vae: AudioVAE) -> None:
+    """Weights to begin with: unit gain, small residual branches, quiet sound, no attention, a narrow posterior."""
+    for module in vae.modules():
+        if isinstance(module, Conv1d | ConvTranspose1d):
+            nn.init.ones_(module.weight_g)
+    small = [m.block[3] for m in vae.modules() if isinstance(m, ResidualUnit)]
+    small += [conv for m in vae.modules() if isinstance(m, AMPBlock) for conv in m.convs2]
+    for module in small:
+        nn.init.constant_(module.weight_g, 0.2)
+    nn.init.constant_(vae.decoder.conv_post.weight_g, 0.05)
+    nn.init.zeros_(vae.pre_block.attn.proj.weight)
+    nn.init.zeros_(vae.pre_block.attn.proj.bias)
+    nn.init.zeros_(vae.logs_proj.weight)
+    nn.init.constant_(vae.logs_proj.bias, -2.5)
+
+
+def losses(vae: AudioVAE, wave: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Total loss, its spectral part and the divergence of sounds float32 [B,1,n]."""
+    y = vae.pre_block(vae.encoder(wave).transpose(1, 2)).transpose(1, 2)
+    mu, logs = vae.mean_proj(y), vae.logs_proj(y).clamp(-8.0, 2.0)
+    latents = mu + logs.exp() * torch.randn_like(mu)
+    decoded = vae.decoder(vae.dec_in_proj(latents))
+    divergence = 0.5 * (mu.square() + (2 * logs).exp() - 1.0 - 2 * logs).mean()
+    error, level = (decoded - wave).abs().mean((1, 2)), wave.abs().mean((1, 2))
+    spectral = spectral_loss(wave[:, 0], decoded[:, 0])
+    loss = spectral + WAVE * (error / (level + QUIET)).mean() + KL * divergence
+    return loss, spectral.detach(), divergence.detach()
+
+
+class Batches:
+    """Random sounds; every batch of another length, with as many as make up so many seconds."""
+
+    def __init__(self, seed: int, seconds: int, device: torch.device) -> None:
+        self.random, self.seconds, self.device = Random(seed), seconds, device
+
+    def __next__(self) -> torch.Tensor:
+        length = self.random.choice(LENGTHS)
+        return sound_batch(self.random, max(2, self.seconds // length), length, self.device)
+
+
+def train(vae: AudioVAE, batches: Batches, clock: Clock, out: Path) -> Curve:
+    """Until the clock is done; averaged weights every minute."""
+    trainer = Trainer(vae, clock, rate=RATE)
+    parameters = sum(parameter.numel() for parameter in vae.parameters())
+    facts = {"rate": RATE, "kl": KL, "wave": WAVE, "batch_seconds": batches.seconds, "parameters": parameters}
+    curve, line, minute = Curve(out / "audio_vae.json", facts), Every(5.0), Every(60.0)
+    while not clock.done:
+        try:
+            loss, spectral, divergence = losses(vae, next(batches))
+            trainer.step(loss)
+        except OutOfMemory:
+            loss = spectral = divergence = None
+            batches.seconds = max(4, int(batches.seconds * 0.7))
+            torch.cuda.empty_cache()
+            continue
+        if line() or trainer.steps == 1:
+            values = {"loss": loss.item(), "spectral": spectral.item(), "kl": divergence.item()}
+            curve.add(s=clock.elapsed, step=trainer.steps, **values)
+        if minute():
+            save_weights(trainer.average, out / "audio_vae.safetensors")
+    save_weights(trainer.average, out / "audio_vae.safetensors")
+    curve.write(steps=trainer.steps, skipped=trainer.skipped, seconds=clock.elapsed, batch_seconds=batches.seconds)
+    return curve
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=480.0)
+    parser.add_argument("--reserve", type=float, default=RESERVE_S)
+    parser.add_argument("--batch-seconds", type=int, default=SECONDS)
+    parser.add_argument("--held-out", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=2)
+    arguments = parser.parse_args()
+    clock = Clock(arguments.seconds - arguments.reserve)
+    device = prepare(arguments.seed)
+    torch.backends.cudnn.benchmark = True  # three lengths: few shapes to choose kernels for
+    vae = AudioVAE(sizes.audio_vae_config())
+    initialize(vae)
+    vae.to(device)
+    curve = train(vae, Batches(arguments.seed, arguments.batch_seconds, device), clock, arguments.out)
+    measure(vae, curve, arguments.out, device=device, count=arguments.held_out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""What the VAEs are trained on: fresh scenes for every batch, rendered where they are needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import torch
+
+from demo.world import Motion, Scene, render, sample_scene, synthesize
+from demo.world.names import FPS, Size
+
+FRAMES = 107  # of the clip a window is taken from
+WINDOW = 22  # frames: two encoder chunks, one decoder window
+STILL = 0.1  # share of clips that show a big thing that stands still, as reference pictures do
+RECOLOURED = 0.1  # share of clips in colours of their own
+NEAR_EVENT = 0.75  # share of sounds with an event in them
+
+
+def clip_batch(random: Random, count: int, canvas: Size, device: torch.device) -> torch.Tensor:
+    """uint8 [count, 22, H, W, 3]: windows of clips, some of them mirrored, backwards or in odd colours."""
+    pixels = render([window(random, canvas) for _ in range(count)], device, range(WINDOW))
+    for dim in (1, 2, 3):  # time, height, width
+        if random.random() < 0.5:
+            pixels = pixels.flip(dim)
+    odd = int(count * RECOLOURED + random.random())
+    if odd:
+        pixels = torch.cat([pixels[:-odd], _recoloured(pixels[-odd:], random)])
+    return pixels
+
+
+def window(random: Random, canvas: Size) -> Scene:
+    """A scene that begins anywhere in a clip, or shows a big thing that stands still."""
+    scene = sample_scene(random.getrandbits(40), canvas=canvas, frames=FRAMES)
+    if random.random() < STILL:
+        return replace(scene, things=scene.things[:1], motion=Motion("still"))
+    return replace(scene, offset_s=random.uniform(0, (FRAMES - WINDOW) / FPS))
+
+
+def sound_batch(random: Random, count: int, seconds: int, device: torch.device) -> torch.Tensor:
+    """float32 [count, 1, n]: both channels of `count` / 2 sounds of whole seconds."""
+    scenes = [_heard(random, seconds) for _ in range(count // 2)]
+    wave = synthesize(scenes, device).flatten(0, 1)[:, None]
+    quieter = torch.tensor([random.choice((1.0, 10 ** random.uniform(-1, 0.1))) for _ in scenes])
+    return wave * quieter.repeat_interleave(2).to(device)[:, None, None]
+
+
+def _heard(random: Random, seconds: int) -> Scene:
+    scene = sample_scene(random.getrandbits(40), frames=FRAMES)
+    start = random.uniform(-0.5, FRAMES / FPS - seconds)
+    if random.random() < NEAR_EVENT and scene.events:
+        start = random.choice(scene.events).time_s - seconds * random.random()
+    return replace(scene, offset_s=start, frames=seconds * FPS)
+
+
+def _recoloured(pixels: torch.Tensor, random: Random) -> torch.Tensor:
+    """With channels exchanged and a contrast and brightness of their own."""
+    order = random.sample(range(3), 3)
+    gain = torch.tensor([random.uniform(0.4, 1.0) for _ in range(3)], device=pixels.device)
+    shift = torch.tensor([random.uniform(0.0, 80.0) for _ in range(3)], device=pixels.device)
+    return (pixels[..., order] * gain + shift).clamp(0, 255).to(torch.uint8)

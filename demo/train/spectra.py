@@ -1,0 +1,38 @@
+"""How far two sounds are apart, as magnitudes of short-time spectra at several resolutions."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+WINDOWS = (128, 512, 2048)
+FLOOR = 3e-4  # -70 dB of a full-scale sine: what lies under it counts as silence
+QUIET = 3e-4  # mean magnitude under which errors are no longer weighed up
+
+
+def spectral_loss(truth: torch.Tensor, sound: torch.Tensor) -> torch.Tensor:
+    """Mean over resolutions of two distances of float32 [B, n]: of magnitudes, relative to the sound's own, so that
+    a short event in long silence counts; and of their logarithms, so that what is quiet, and silence, count.
+    """
+    return sum(_at(truth, sound, size) for size in WINDOWS) / len(WINDOWS)
+
+
+def _at(truth: torch.Tensor, sound: torch.Tensor, size: int) -> torch.Tensor:
+    a, b = magnitudes(truth, size), magnitudes(sound, size)
+    linear = (a - b).abs().mean((1, 2)) / (a.mean((1, 2)) + QUIET)
+    logarithmic = ((a + FLOOR).log() - (b + FLOOR).log()).abs().mean((1, 2))
+    return (linear + logarithmic).mean()
+
+
+def magnitudes(wave: torch.Tensor, size: int) -> torch.Tensor:
+    """[B, size/2+1, windows], 1 for a full-scale sine; Hann windows that overlap by three quarters."""
+    window = _window(size, wave.device)
+    spectrum = torch.stft(wave, size, size // 4, window=window, return_complex=True)
+    power = spectrum.real.square() + spectrum.imag.square()
+    return (power + 1e-12).sqrt() * (2.0 / window.sum())  # the root has a slope at nought
+
+
+@lru_cache(maxsize=16)
+def _window(size: int, device: torch.device) -> torch.Tensor:
+    return torch.hann_window(size, device=device)

@@ -1,0 +1,171 @@
+"""Trains the demo's video VAE: python -m demo.train.video_vae --out FOLDER --seconds 480
+
+Writes video_vae.safetensors (averaged weights, half precision), video_vae.json (loss curve, statistics of the
+latents, figures on held-out scenes) and video_vae.png (held-out frames over their reconstructions).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import torch
+from torch import nn
+
+from demo.train import sizes
+from demo.train.device import OutOfMemory, fastest, prepare
+from demo.train.folded_encoder import moments as folded_moments
+from demo.train.loop import Clock, Curve, Every, Trainer, save_weights
+from demo.train.scenes import clip_batch
+from demo.train.video_figures import measure
+from demo.world.names import small_canvases
+from h3serve.models.video_vae import PIXEL_MEAN, PIXEL_STD, VideoVAE, constant
+
+RATE = 1.2e-3
+KL = 5e-4  # per latent number, against the mean absolute error in normalized colours
+EDGES = 0.5  # weight of differences between neighbouring pixels
+THING = 3.0  # what a pixel off the background weighs beyond one on it
+PIXELS = 16 * 96 * 128  # of one frame of all clips of a batch
+RESERVE_S = 40.0  # for statistics and figures
+
+Encode = Callable[[VideoVAE, torch.Tensor], torch.Tensor]
+
+
+def initialize(vae: VideoVAE) -> None:
+    """Weights to begin with: matrices of unit gain, a residual branch in every block, a narrow posterior."""
+    for name, parameter in vae.decoder.named_parameters():
+        if name.endswith((".scale1", ".scale2")):
+            nn.init.constant_(parameter, 0.5)
+        elif name.endswith("weight") and parameter.ndim == 2:
+            nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
+    nn.init.normal_(vae.decoder.register_tokens, std=0.5)
+    nn.init.normal_(vae.decoder.proj_out.weight, std=0.02)
+    mean, logvar = vae.quant_conv.bias.data.chunk(2)
+    mean.zero_()
+    logvar.fill_(-5.0)
+
+
+def losses(vae: VideoVAE, frames: torch.Tensor, encode: Encode) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Total loss, mean square error in [0, 1] colours and divergence of uint8 windows [B,22,H,W,3]."""
+    pixels = frames.permute(0, 4, 1, 2, 3).float() / 255.0
+    mean, std = (constant(v, pixels.device).view(3, 1, 1, 1) for v in (PIXEL_MEAN, PIXEL_STD))
+    pixels = (pixels - mean) / std
+    chunks = pixels.split(vae.config.clip_length, dim=2)  # the tail of 5 frames gives the 2 latents that are kept
+    mu, logvar = torch.cat([encode(vae, chunk) for chunk in chunks], dim=2).float().chunk(2, dim=1)
+    logvar = logvar.clamp(-30.0, 20.0)
+    decoded = decode(vae, mu + (0.5 * logvar).exp() * torch.randn_like(mu))
+    divergence = 0.5 * (mu.square() + logvar.exp() - 1.0 - logvar).mean()
+    error = decoded - pixels
+    weight = weights(pixels)
+    colour = (error.abs() + error.square()).mul(weight).mean()
+    edges = sum(error.diff(dim=dim).abs().mean() for dim in (3, 4))
+    return colour + EDGES * edges + KL * divergence, (error.detach() * std).square().mean(), divergence.detach()
+
+
+def weights(pixels: torch.Tensor) -> torch.Tensor:
+    """[B,1,D,H,W] of mean 1: more where a pixel differs from the frame's corner, which is nearly always background."""
+    thing = (pixels - pixels[..., :1, :1]).abs().amax(dim=1, keepdim=True) > 0.05
+    weight = 1.0 + THING * thing.float()
+    return weight / weight.mean()
+
+
+def decode(vae: VideoVAE, latents: torch.Tensor) -> torch.Tensor:
+    """The 22 frames of one window of 7 latents: normalized colours, float32 [B,3,22,H,W]."""
+    raw = vae.decoder(vae.post_quant_conv(latents).float())
+    lead, body = vae.config.lead_frames, vae.config.chunk_latents * vae.config.time_ratio
+    return torch.cat([raw[:, :, lead:body], raw[:, :, body + lead :]], dim=2)
+
+
+def plain(vae: VideoVAE, pixels: torch.Tensor) -> torch.Tensor:
+    return vae.quant_conv(vae.encoder(pixels))
+
+
+def plain_float32(vae: VideoVAE, pixels: torch.Tensor) -> torch.Tensor:
+    with torch.autocast(pixels.device.type, enabled=False):
+        return plain(vae, pixels)
+
+
+def folded(vae: VideoVAE, pixels: torch.Tensor) -> torch.Tensor:
+    with torch.autocast(pixels.device.type, enabled=False):
+        return folded_moments(vae, pixels, torch.bfloat16)
+
+
+ENCODERS: dict[str, Encode] = {"folded": folded, "plain": plain, "plain_float32": plain_float32}
+
+
+class Batches:
+    """Random clips; every batch on another canvas, with as many clips as make up so many pixels."""
+
+    def __init__(self, seed: int, pixels: int, max_area: int, device: torch.device) -> None:
+        self.random, self.pixels, self.device = Random(seed), pixels, device
+        self.canvases = small_canvases(max_area)
+
+    def __next__(self) -> torch.Tensor:
+        canvas = self.random.choice(self.canvases)
+        count = max(1, self.pixels // (canvas[0] * canvas[1]))
+        return clip_batch(self.random, count, canvas, self.device)
+
+
+def train(vae: VideoVAE, batches: Batches, clock: Clock, out: Path) -> Curve:
+    """Until the clock is done; averaged weights every minute."""
+    device = batches.device
+    trainer = Trainer(vae, clock, rate=RATE)
+
+    def loss_of(encode: Encode, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            return losses(vae, frames, encode)
+
+    sample = next(batches)
+    trials = {name: lambda e=encode: loss_of(e, sample)[0].backward() for name, encode in ENCODERS.items()}
+    chosen = fastest(trials, device) if device.type == "cuda" else "plain"
+    facts = {"encoder": chosen, "rate": RATE, "kl": KL, "pixels": batches.pixels, "parameters": count(vae)}
+    curve, line, minute = Curve(out / "video_vae.json", facts), Every(5.0), Every(60.0)
+    while not clock.done:
+        try:
+            loss, mse, divergence = loss_of(ENCODERS[chosen], next(batches))
+            trainer.step(loss)
+        except OutOfMemory:
+            loss = mse = divergence = None
+            batches.pixels = int(batches.pixels * 0.7)
+            torch.cuda.empty_cache()
+            continue
+        if line() or trainer.steps == 1:
+            psnr = -10.0 * mse.log10().item()
+            curve.add(s=clock.elapsed, step=trainer.steps, loss=loss.item(), psnr=psnr, kl=divergence.item())
+        if minute():
+            save_weights(trainer.average, out / "video_vae.safetensors")
+    save_weights(trainer.average, out / "video_vae.safetensors")
+    curve.write(steps=trainer.steps, skipped=trainer.skipped, seconds=clock.elapsed, pixels=batches.pixels)
+    return curve
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=480.0)
+    parser.add_argument("--reserve", type=float, default=RESERVE_S)
+    parser.add_argument("--pixels", type=int, default=PIXELS)
+    parser.add_argument("--max-area", type=int, default=128 * 224)
+    parser.add_argument("--held-out", type=int, default=24)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    clock = Clock(arguments.seconds - arguments.reserve)
+    device = prepare(arguments.seed)
+    vae = VideoVAE(sizes.video_vae_config())
+    initialize(vae)
+    vae.to(device)
+    batches = Batches(arguments.seed, arguments.pixels, arguments.max_area, device)
+    curve = train(vae, batches, clock, arguments.out)
+    measure(vae, curve, arguments.out, device=device, count=arguments.held_out, canvases=batches.canvases)
+
+
+if __name__ == "__main__":
+    main()
