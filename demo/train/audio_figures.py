@@ -12,7 +12,6 @@ from demo.train.loop import Curve, load_weights
 from demo.train.spectra import magnitudes
 from demo.train.weights import load_audio_vae, statistics
 from demo.world import sample_scene, synthesize
-from h3serve.guard.sound import level_dbfs, spectral_similarity
 from h3serve.models.audio_vae import AudioVAE
 
 HELD_OUT = 900_000_000  # seeds from here on are never trained on
@@ -34,8 +33,7 @@ def measure(vae: AudioVAE, curve: Curve, out: Path, *, device: torch.device, cou
     latents = torch.stack([vae.encode(wave) for wave in waves[count:]])  # [N, 2T, 32]
     curve.write(statistics=statistics(latents.transpose(1, 2)))
     vae = load_audio_vae(file, device)
-    silence = torch.zeros_like(waves[0])
-    curve.write(silence_dbfs=level_dbfs(_through(vae, silence)))
+    curve.write(silence_peak=float(np.abs(_through(vae, torch.zeros_like(waves[0]))).max()))
     figures, sheets = [], []
     for wave in waves[:count]:
         truth, sound = wave.cpu().numpy(), _through(vae, wave)
@@ -47,6 +45,8 @@ def measure(vae: AudioVAE, curve: Curve, out: Path, *, device: torch.device, cou
 
 def compare(truth: Sounds, sound: Sounds) -> dict[str, float]:
     """Of two stereo sounds: log-spectral similarity of their mono mixes, level and balance in dB."""
+    from h3serve.guard.sound import level_dbfs, spectral_similarity  # needs av, which training does not
+
     left, right = (level_dbfs(sound[side]) - level_dbfs(truth[side]) for side in (0, 1))
     half = [wave.mean(0)[::2] for wave in (truth, sound)]  # the measure is made for 16 kHz
     return {
