@@ -27,6 +27,9 @@ DType = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
 QualityTier = Annotated[
     str, typer.Option("--quality", help="exact, lossless, or fast: layers of 8 bits, half the memory.")
 ]
+Quantize = Annotated[
+    str, typer.Option(help="Linear layers of transformer and text encoder: none, fp8, or auto: fp8 at fast.")
+]
 Residency = Annotated[str, typer.Option(help="Where weights live: auto, resident, offload or stream.")]
 Gpus = Annotated[int, typer.Option(help="GPUs that make one clip together.")]
 Ulysses = Annotated[int | None, typer.Option(help="Of them, so many share the sequence; chosen if left out.")]

@@ -11,6 +11,7 @@ import typer
 from h3serve.cli import flags
 from h3serve.cli.body import build_request, read_body
 from h3serve.cli.console import say
+from h3serve.core.settings import is_float8
 
 if TYPE_CHECKING:
     from h3serve.core.plan import Plan
@@ -32,6 +33,7 @@ def plan(
     duration: flags.Duration = None,
     steps: flags.Steps = None,
     seed: flags.Seed = None,
+    quantize: flags.Quantize = "auto",
     residency: flags.Residency = "auto",
     device_gib: Annotated[float | None, typer.Option(help="Device memory to plan for; this GPU's if left out.")] = None,
     host_gib: Annotated[float | None, typer.Option(help="Host memory to plan for; this machine's if left out.")] = None,
@@ -43,6 +45,7 @@ def plan(
     request = build_request(read_body(request_file), fields, keyframes=keyframes, references=reference or [])
     from h3serve.pipeline.ingest import Ingest
 
+    float8 = is_float8("lossless", quantize)
     ingest = Ingest()
     if model is not None:
         from h3serve.core.tasks import PARTITION_OF
@@ -53,7 +56,7 @@ def plan(
         ingest = Ingest(read_size_rules(locate(model, partition).partition(partition).folder))
     resolved = ingest.plan(request)
     shown = resolved.describe()
-    choice = None if model is not None else _placement(resolved, residency, device_gib, host_gib)
+    choice = None if model is not None else _placement(resolved, residency, float8, device_gib, host_gib)
     if choice is not None:
         shown["placement"] = choice.describe()
     if as_json:
@@ -63,7 +66,9 @@ def plan(
         say(line)
 
 
-def _placement(resolved: Plan, residency: str, device_gib: float | None, host_gib: float | None) -> Choice | None:
+def _placement(
+    resolved: Plan, residency: str, float8: bool, device_gib: float | None, host_gib: float | None
+) -> Choice | None:
     """Where the released weights would live, on the machine that was described or on this one's GPU."""
     import torch
 
@@ -77,7 +82,7 @@ def _placement(resolved: Plan, residency: str, device_gib: float | None, host_gi
         machine = Machine(int(device_gib * 2**30), int(device_gib * 2**30), total, free)
     else:
         machine = replace(measure(torch.device("cuda")), host_bytes=total, host_free=free)
-    return choose_released(residency, resolved, machine)
+    return choose_released(residency, resolved, machine, float8=float8)
 
 
 def _lines(shown: dict[str, Any]) -> list[str]:

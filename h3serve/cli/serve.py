@@ -11,6 +11,7 @@ from h3serve.cli import flags
 from h3serve.cli.console import say
 from h3serve.core.errors import RequestError
 from h3serve.core.model_name import check_model
+from h3serve.core.settings import is_float8
 from h3serve.service.keys import add_key
 from h3serve.service.settings import DAY_S, GIB, Retention, ServiceSettings
 
@@ -27,6 +28,7 @@ def serve(
     device: Annotated[list[str] | None, typer.Option(help="One worker on each: cuda:0, cpu. Repeatable.")] = None,
     dtype: flags.DType = _DEFAULT.dtype,
     quality: flags.QualityTier = _DEFAULT.quality,
+    quantize: flags.Quantize = _DEFAULT.quantize,
     residency: flags.Residency = _DEFAULT.residency,
     revision: flags.Revision = None,
     gpus: flags.Gpus = 1,
@@ -52,6 +54,7 @@ def serve(
     for folder in allow_folder or ():
         if not folder.is_dir():
             raise RequestError("--allow-folder", str(folder), "an existing folder")
+    is_float8(quality, quantize)
     check_model(model)
     from h3serve.service.server import serve as run_server  # only this command pays for the web libraries
 
@@ -67,6 +70,7 @@ def serve(
             devices=tuple(device or _DEFAULT.devices) * replicas,
             dtype=dtype,
             quality=quality,  # type: ignore[arg-type]
+            quantize=quantize,  # type: ignore[arg-type]
             residency=residency,
             revision=revision,
             gpus=gpus,

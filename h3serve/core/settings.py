@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from h3serve.core.errors import RequestError
 from h3serve.core.tasks import Partition, Quality
 
+QUANTIZE = ("auto", "none", "fp8")
 Residency = Literal["auto", "resident", "offload", "stream"]
 DType = Literal["auto", "float32", "bfloat16"]
+Quantize = Literal["auto", "none", "fp8"]
 
 
 @dataclass(frozen=True)
@@ -20,9 +23,41 @@ class EngineSettings:
     device: str = "cuda"  # cpu, cuda, cuda:N, or auto: a GPU if there is one
     dtype: DType = "auto"  # auto: float32 on cpu, the release's bfloat16 on cuda
     quality: Quality = "lossless"
+    quantize: Quantize = "auto"  # layers of transformer and text encoder; auto: what the tier runs on
     residency: Residency = "auto"
     cache: str | None = None  # folder for what is made once and kept; ~/.cache/h3serve if left out
     revision: str | None = None
     gpus: int = 1  # ranks that make one clip together
     ulysses: int | None = None  # of them, so many share the sequence (None: follows from tp, or is chosen)
     tp: int | None = None  # and so many share every linear
+
+    @property
+    def float8(self) -> bool:
+        """Whether linear layers are quantized to 8 bits while they are read."""
+        return is_float8(self.quality, self.quantize)
+
+
+def is_float8(quality: str, quantize: str) -> bool:
+    """Whether a tier with this option runs on layers of 8 bits. RequestError where the two exclude each other."""
+    if quantize not in QUANTIZE:
+        raise RequestError("quantize", quantize, "auto, none or fp8")
+    if quantize == "fp8" and quality == "exact":
+        raise RequestError(
+            "quantize", quantize, "the exact tier computes with the weights as they are: lossless or fast"
+        )
+    if quantize == "none" and quality == "fast":
+        raise RequestError("quantize", quantize, "the fast tier runs on layers of 8 bits: fp8 or auto")
+    return quantize == "fp8" or quality == "fast"
+
+
+def check_quality(asked: Quality | None, *, quality: Quality, quantize: str) -> None:
+    """RequestError for a request that asks for another tier than what the engine runs at.
+
+    On layers of 8 bits `lossless` would not be what the name promises: such an engine takes requests without it.
+    """
+    if asked is None:
+        return
+    if asked != quality:
+        raise RequestError("quality", asked, f"this model was loaded at {quality}")
+    if quality != "fast" and is_float8(quality, quantize):
+        raise RequestError("quality", asked, "this model's layers were quantized to 8 bits; leave quality out")

@@ -16,12 +16,12 @@ from h3serve.core.errors import RequestError
 from h3serve.core.geometry import SizeRules
 from h3serve.core.plan import Plan
 from h3serve.core.request import GenerationRequest
-from h3serve.core.settings import EngineSettings
+from h3serve.core.settings import EngineSettings, check_quality
 from h3serve.core.tasks import PARTITION_OF, Partition, Quality, Task
 from h3serve.models.audio_vae import AudioVAE
 from h3serve.models.denoiser import Denoiser
 from h3serve.models.text_encoder import TextEncoder
-from h3serve.models.tiers import TIERS, use_tier, use_vae_tier
+from h3serve.models.tiers import TIERS, has_float8, use_tier, use_vae_tier
 from h3serve.models.tokenizer import Tokenizer
 from h3serve.models.video_vae import VideoVAE, to_compute_dtype
 from h3serve.models.video_vae_memory import batched_tile_bytes
@@ -43,6 +43,7 @@ from h3serve.weights.locate import locate
 from h3serve.weights.size_rules import read_size_rules
 from h3serve.weights.tokenizer import check_processor_files, load_tokenizer
 
+FLOAT8_CAPABILITY = (8, 9)  # of CUDA devices: Ada, Hopper and later have 8-bit matrix units
 DEFAULT_CACHE = Path.home() / ".cache" / "h3serve"
 
 
@@ -77,8 +78,12 @@ class Engine:
             partition = PARTITION_OF[request.task]
             allowed = f"the loaded weights do {', '.join(self.tasks)}; this task needs partition {partition}"
             raise RequestError("task", request.task, allowed)
-        if request.quality not in (None, self.quality):
-            raise RequestError("quality", request.quality, f"this engine runs at {self.quality}")
+        check_quality(request.quality, quality=self.quality, quantize="fp8" if self.float8 else "none")
+
+    @property
+    def float8(self) -> bool:
+        """Whether the transformers' linear layers are of 8 bits."""
+        return all(has_float8(denoiser) for denoiser in self.denoisers.values())
 
     @property
     def capacity(self) -> Capacity | None:
@@ -140,20 +145,20 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
     device = share.device or resolve_device(settings.device)
     make_current(device)
     dtype = resolve_dtype(settings.dtype, device)
-    _check_settings(settings)
+    _check_settings(settings, device)
     partitions: tuple[Partition, ...] = ("fl2va", "ref2va") if settings.partition == "both" else (settings.partition,)
     folders = {p: locate(settings.model, p, revision=settings.revision) for p in partitions}
     for partition, folder in folders.items():
         check_files(folder, partition)
     shared = partitions[0]  # the partitions' other components are the same files
 
-    float8 = settings.quality == "fast"
+    float8 = settings.float8
     choice = choose_for(
         settings.residency,
         folders,
         device=device,
         dtype=dtype,
-        divided=share.divided,
+        divided={} if float8 else share.divided,
         agree=share.smallest,
         float8=float8,
     )
@@ -163,7 +168,8 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
 
     def load(name: str, partition: Partition = shared) -> nn.Module:
         mode = choice.modes[name]
-        how = How(mode, choice.in_files, choice.resident_blocks, share.cut(name, resident=mode == "resident"))
+        cut = None if float8 else share.cut(name, resident=mode == "resident")  # 8-bit layers are whole everywhere
+        how = How(mode, choice.in_files, choice.resident_blocks, cut)
         held = torch.bfloat16 if name == "video_vae" and device.type == "cuda" else dtype
         placement = place(folders[partition], name, partition, how, device=device, dtype=held, float8=float8)
         placements[placement.module] = placement
@@ -250,10 +256,10 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return known[name]
 
 
-def _check_settings(settings: EngineSettings) -> None:
+def _check_settings(settings: EngineSettings, device: torch.device) -> None:
     if settings.partition not in ("fl2va", "ref2va", "both"):
         raise RequestError("partition", settings.partition, "fl2va, ref2va or both")
     if settings.quality not in TIERS:
         raise RequestError("quality", settings.quality, f"this build has {' and '.join(TIERS)}")
-    if settings.quality == "fast" and settings.tp not in (None, 1):
-        raise RequestError("quality", settings.quality, "8-bit layers are not divided: tp has to be 1")
+    if settings.float8 and device.type == "cuda" and torch.cuda.get_device_capability(device) < FLOAT8_CAPABILITY:
+        raise RequestError("quantize", "fp8", f"{torch.cuda.get_device_name(device)} has no 8-bit matrix units")

@@ -147,10 +147,15 @@ def shape_of(settings: EngineSettings) -> ShapeChoice:
     device = rank_device(settings, 0)
     folder = locate(settings.model, first_partition(settings), revision=settings.revision)
     config = folder.component("transformer", first_partition(settings)).config
+    tp = settings.tp
+    if settings.float8:  # 8-bit layers are not divided
+        if tp not in (None, 1):
+            raise RequestError("tp", tp, "1 on layers of 8 bits, which are not divided")
+        tp = 1
     return choose_shape(
         settings.gpus,
         settings.ulysses,
-        settings.tp,
+        tp,
         heads=TransformerConfig.from_dict(config).num_attention_heads,
         free=measure(device).device_free if device.type == "cuda" else None,
     )

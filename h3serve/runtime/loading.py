@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -65,14 +67,15 @@ def place(
     """A component under its placement; of the transformer, all but the blocks' AdaLN projections.
 
     CheckpointError as in `load_component`; CapacityError if the host cannot hold what it should.
-    8-bit weights are made while loading, so they are never left in their files.
+    8-bit weights are made while loading, so they cannot be left in their files.
     """
+    assert not (float8 and how.in_files)
     skip = is_projection if name == "transformer" else nothing
     stream = Streaming(resident_blocks=how.resident_blocks, cyclic=True) if how.mode == "stream" else None
     if stream and name != "transformer":
         stream = Streaming()
     if how.mode != "resident" and not how.in_files:
-        check_host(folder, name, partition, skip)
+        check_host(folder, name, partition, skip, float8=float8)
     if how.cut is not None or float8:
         load = {"dtype": dtype, "float8": float8, "skip": skip, "cut": how.cut}
         if how.mode == "resident":
@@ -95,13 +98,20 @@ def _say(name: str, visiting: Visiting[nn.Module], seconds: float) -> None:
     log.info("%s: %.2f GiB in %.1f s, %.2f GiB/s", name, size, seconds, size / seconds)
 
 
-def check_host(folder: ModelFolder, name: str, partition: Partition, skip: Callable[[str], bool]) -> None:
+def check_host(
+    folder: ModelFolder, name: str, partition: Partition, skip: Callable[[str], bool], *, float8: bool = False
+) -> None:
     """CapacityError, before a byte is read, if the host's free memory cannot take the component."""
     recipe, component = RECIPES[name], folder.component(name, partition)
     index = read_index(component.weights)
     entries = recipe.key_map(recipe.read_config(component.config), folder.layout).entries
-    wanted = [source for entry in entries if not skip(entry.target) for source in entry.sources]
-    needed, (_, free) = sum(index.tensors[source].num_bytes for source in wanted), host_memory()
+    eight = recipe.float8_linears if float8 else ()
+    needed, (_, free) = 0, host_memory()
+    for entry in entries:
+        if not skip(entry.target):
+            quantized = any(fnmatchcase(entry.target, f"{pattern}.weight") for pattern in eight)
+            stored = [index.tensors[source] for source in entry.sources]
+            needed += sum(math.prod(t.shape) if quantized else t.num_bytes for t in stored)
     if needed > free:
         raise CapacityError(
             f"{name} needs {needed / GIB:.1f} GiB of host memory, {free / GIB:.1f} GiB are free: "

@@ -69,6 +69,12 @@ RELEASED_SIZES: Mapping[str, Size] = {
     "video_vae": Size(746_784_816, 134_303_744, 36),
     "audio_vae": Size(605_306_340),
 }
+# The same with the linear layers of transformer and text encoder in 8 bits.
+RELEASED_SIZES_8_BITS: Mapping[str, Size] = {
+    **RELEASED_SIZES,
+    "transformer": Size(1_723_246_080, 385_373_696, 50),
+    "text_encoder": Size(2_746_358_240, 487_608_832, 50),
+}
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from h3serve.core.capacity import work_of
+from h3serve.core.capacity import gib, work_of
 from h3serve.core.cost import ModelSize
+from h3serve.core.errors import CapacityError
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
 from h3serve.core.tasks import Partition
@@ -23,7 +24,7 @@ from h3serve.models.video_vae_memory import SHARE, decode_tile_bytes, encode_til
 from h3serve.runtime.machine import Machine, measure
 from h3serve.runtime.placement import blocks_of, split
 from h3serve.runtime.rebuild import is_projection
-from h3serve.runtime.residency import RELEASED_SIZES, Choice, Size, choose
+from h3serve.runtime.residency import RELEASED_SIZES, RELEASED_SIZES_8_BITS, Choice, Size, choose
 from h3serve.weights.components import RECIPES, build_on_meta
 from h3serve.weights.layout import ModelFolder
 from h3serve.weights.released import RELEASED
@@ -55,16 +56,28 @@ def choose_for(
     work = work_of(plan, tile_bytes=tiles, value_bytes=dtype.itemsize)
     shared = {n: replace(size, block=-(-size.block // divided.get(n, 1))) for n, size in sizes.items()}
     choice = choose(residency, shared, work, machine)
-    if all(choice.modes[name] == "resident" for name in divided):
-        return choice
-    return choose(residency, sizes, work, machine)
+    if not all(choice.modes[name] == "resident" for name in divided):
+        choice = choose(residency, sizes, work, machine)
+    return _with_host(choice) if float8 else choice
 
 
-def choose_released(residency: str, plan: Plan, machine: Machine) -> Choice:
+def choose_released(residency: str, plan: Plan, machine: Machine, *, float8: bool = False) -> Choice:
     """The placement that a request needs of the released model on some machine."""
     config = VideoVAEConfig.from_dict(RELEASED["video_vae"])
     tiles = tile_bytes(config, machine.device_bytes)
-    return choose(residency, RELEASED_SIZES, work_of(plan, tile_bytes=tiles), machine)
+    sizes = RELEASED_SIZES_8_BITS if float8 else RELEASED_SIZES
+    choice = choose(residency, sizes, work_of(plan, tile_bytes=tiles), machine)
+    return _with_host(choice) if float8 else choice
+
+
+def _with_host(choice: Choice) -> Choice:
+    """CapacityError for 8-bit weights that a host without room for them would have to leave in their files."""
+    if choice.in_files:
+        raise CapacityError(
+            f"8-bit weights are made while loading and kept in host memory: {gib(choice.host_bytes)} are needed, "
+            f"{gib(choice.machine.host_free)} are free; without quantization they can stay in their files"
+        )
+    return choice
 
 
 def sizes_of(

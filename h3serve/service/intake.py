@@ -14,6 +14,7 @@ from h3serve.core.errors import RequestError
 from h3serve.core.plan import Plan
 from h3serve.core.probe import MediaProbe
 from h3serve.core.request import GenerationRequest, parse_request
+from h3serve.core.settings import check_quality
 from h3serve.media.probe import probe_media
 from h3serve.media.sources import IngestLimits, SourcePolicy
 from h3serve.service.body import Body
@@ -50,8 +51,7 @@ class Intake:
         if request.task not in self.supervisor.tasks:
             served = f"this server serves {', '.join(self.supervisor.tasks)}"
             raise RequestError("task", request.task, served)
-        if request.quality not in (None, self.settings.quality):
-            raise RequestError("quality", request.quality, f"this server runs at {self.settings.quality}")
+        check_quality(request.quality, quality=self.settings.quality, quantize=self.settings.quantize)
         frozen, probes, digests = self._freeze(request, body, folder, caller)
         plan = Plan.resolve(request, probes, rules=self.supervisor.size_rules)
         self.supervisor.check_fits(plan)

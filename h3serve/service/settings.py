@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from h3serve.core.settings import Quantize
 from h3serve.core.tasks import Partition, Quality
 
 GIB = 2**30
@@ -60,6 +61,7 @@ class ServiceSettings:
     devices: tuple[str, ...] = ("auto",)  # one worker, with its own copy of the model, on each
     dtype: str = "auto"
     quality: Quality = "lossless"
+    quantize: Quantize = "auto"
     residency: str = "auto"
     revision: str | None = None
     gpus: int = 1  # of one worker, which make one clip together
@@ -92,6 +94,7 @@ class ServiceSettings:
             "device": device,
             "dtype": self.dtype,
             "quality": self.quality,
+            "quantize": self.quantize,
             "residency": self.residency,
             "revision": self.revision,
             "gpus": self.gpus,

@@ -56,6 +56,16 @@ def test_plan_explains_the_placement(capsys: pytest.CaptureFixture[str]) -> None
     assert set(placement["modes"].values()) == {"resident"}
 
 
+def test_plan_of_8_bit_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    """They halve what DiT and encoder need, so that a card stays with everything resident."""
+    for quantize, modes in (("none", {"resident", "stream"}), ("fp8", {"resident"})):
+        assert run([*PLAN, "--device-gib", "79", "--host-gib", "128", "--quantize", quantize, "--json"]) == 0
+        placement = json.loads(capsys.readouterr().out)["placement"]
+        assert set(placement["modes"].values()) == modes
+    assert run([*PLAN, "--quantize", "int8"]) == 2
+    assert capsys.readouterr().err.startswith("h3serve: quantize: 'int8'")
+
+
 def test_plan_says_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*PLAN, "--device-gib", "80", "--residency", "resident"]) == 2
     assert "GiB on the device" in capsys.readouterr().err

@@ -10,13 +10,22 @@ from h3serve.core.cost import GIB
 from h3serve.core.errors import CapacityError, RequestError
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
+from h3serve.models.float8 import FLOAT8
+from h3serve.models.float8_linear import use_float8
 from h3serve.models.video_vae import VideoVAE
 from h3serve.models.video_vae_memory import SHARE, batched_tile_bytes, fit_tiles
 from h3serve.runtime.machine import Machine
 from h3serve.runtime.placement import BLOCKS, split
 from h3serve.runtime.rebuild import is_projection
-from h3serve.runtime.residency import FRAGMENTS, RELEASED_SIZES, STAGES, capacity_of, choose
-from h3serve.runtime.sizes import tile_bytes
+from h3serve.runtime.residency import (
+    FRAGMENTS,
+    RELEASED_SIZES,
+    RELEASED_SIZES_8_BITS,
+    STAGES,
+    capacity_of,
+    choose,
+)
+from h3serve.runtime.sizes import choose_released, tile_bytes
 from h3serve.weights.components import RECIPES, build_on_meta
 from h3serve.weights.released import RELEASED
 
@@ -35,16 +44,35 @@ def machine(device: float, host: float) -> Machine:
 WORK = work_of(plan(), tile_bytes=TILES)
 
 
+@pytest.mark.parametrize("float8", [False, True])
 @pytest.mark.parametrize("name", list(RELEASED))
-def test_released_sizes_are_those_of_the_networks(name: str) -> None:
-    recipe = RECIPES[name]
+def test_released_sizes_are_those_of_the_networks(name: str, float8: bool) -> None:
+    recipe, expected = RECIPES[name], (RELEASED_SIZES_8_BITS if float8 else RELEASED_SIZES)[name]
     module = build_on_meta(recipe, recipe.read_config(dict(RELEASED[name])))
-    values = {k: v.numel() * recipe.dtype_of(k, torch.bfloat16).itemsize for k, v in module.state_dict().items()}
-    held = {key: value for key, value in values.items() if not is_projection(key)}
-    blocks = RELEASED_SIZES[name].blocks
-    rest, *groups = split(held, name, blocks)
-    assert sum(rest.values()) == RELEASED_SIZES[name].rest
-    assert {sum(group.values()) for group in groups} == ({RELEASED_SIZES[name].block} if name in BLOCKS else set())
+    if float8:
+        use_float8(module, recipe.float8_linears, torch.bfloat16)
+    values = {
+        key: value.numel() * (value.dtype if value.dtype == FLOAT8 else recipe.dtype_of(key, torch.bfloat16)).itemsize
+        for key, value in module.state_dict().items()
+        if not is_projection(key)
+    }
+    rest, *groups = split(values, name, expected.blocks)
+    assert sum(rest.values()) == expected.rest
+    assert {sum(group.values()) for group in groups} == ({expected.block} if name in BLOCKS else set())
+
+
+def test_8_bits_halve_the_memory() -> None:
+    """DiT and encoder resident with a request of 5 s: 75 GiB are enough."""
+    choice = choose("resident", RELEASED_SIZES_8_BITS, WORK, machine(75, 64))
+    assert choice.peak < 60 * GIB < choose("resident", RELEASED_SIZES, WORK, machine(139, 64)).peak - 30 * GIB
+
+
+def test_8_bits_cannot_stay_in_their_files() -> None:
+    with pytest.raises(
+        CapacityError, match=r"8-bit weights .* kept in host memory: \d+\.\d+ GiB are needed, 16.00 GiB"
+    ):
+        choose_released("stream", plan(), machine(24, 16), float8=True)
+    assert not choose_released("stream", plan(), machine(24, 128), float8=True).in_files
 
 
 @pytest.mark.parametrize(

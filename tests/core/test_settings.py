@@ -1,0 +1,40 @@
+"""How tiers and quantization go together."""
+
+import pytest
+
+from h3serve.core.errors import RequestError
+from h3serve.core.settings import EngineSettings, check_quality
+
+
+@pytest.mark.parametrize(
+    ("quality", "quantize", "float8"),
+    [
+        ("exact", "auto", False),
+        ("exact", "none", False),
+        ("lossless", "auto", False),
+        ("lossless", "fp8", True),
+        ("fast", "auto", True),
+        ("fast", "fp8", True),
+    ],
+)
+def test_what_runs_on_8_bits(quality: str, quantize: str, float8: bool) -> None:
+    assert EngineSettings("m", quality=quality, quantize=quantize).float8 is float8  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("quality", "quantize", "why"),
+    [("exact", "fp8", "as they are"), ("fast", "none", "layers of 8 bits"), ("lossless", "int4", "auto, none or fp8")],
+)
+def test_what_excludes_each_other(quality: str, quantize: str, why: str) -> None:
+    with pytest.raises(RequestError, match=f"quantize: '{quantize}' .*{why}"):
+        _ = EngineSettings("m", quality=quality, quantize=quantize).float8  # type: ignore[arg-type]
+
+
+def test_a_request_gets_the_tier_it_names_or_none() -> None:
+    check_quality(None, quality="lossless", quantize="fp8")
+    check_quality("lossless", quality="lossless", quantize="auto")
+    check_quality("fast", quality="fast", quantize="fp8")
+    with pytest.raises(RequestError, match="loaded at lossless"):
+        check_quality("exact", quality="lossless", quantize="auto")
+    with pytest.raises(RequestError, match="quantized to 8 bits"):
+        check_quality("lossless", quality="lossless", quantize="fp8")
