@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from h3serve.core.plan import Plan
 from h3serve.core.request import GenerationRequest
 from h3serve.models.audio_vae import AudioVAE
 from h3serve.models.tokenizer import Tokenizer
-from h3serve.models.video_vae import VideoVAE, to_uint8
+from h3serve.models.video_vae import to_uint8
 from h3serve.pipeline.conditions import ConditionRows, PreparedCondition
 from h3serve.pipeline.kept import Kept
 from h3serve.pipeline.noise import Noise, latent_shape
@@ -131,13 +131,13 @@ def chunk_sink(
 
 
 def decode_video(
-    vae: VideoVAE, latents: Latents, plan: Plan, meter: Meter, on_chunk: Callable[[Chunk], None] | None
+    chunks: Iterable[Tensor], plan: Plan, meter: Meter, on_chunk: Callable[[Chunk], None] | None
 ) -> NDArray[np.uint8]:
-    """uint8 [frames, height, width, 3]; every chunk is handed on as soon as it is decoded."""
+    """uint8 [frames, height, width, 3] of what `VideoVAE.decode` gives; a chunk is handed on as soon as it is there."""
     width, height = plan.canvas
     video = np.empty((plan.frames, height, width, 3), np.uint8)
     done = 0
-    for frames, finite in to_host((to_uint8(f), torch.isfinite(f).all()) for f in vae.decode(latents.video)):
+    for frames, finite in to_host((to_uint8(f), torch.isfinite(f).all()) for f in chunks):
         if not finite:
             raise OutputError("the decoded video holds NaN or infinite values; nothing was made")
         chunk = video[done : done + len(frames)]

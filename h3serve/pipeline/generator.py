@@ -28,6 +28,7 @@ from h3serve.pipeline.progress import Meter, OnProgress
 from h3serve.pipeline.replica import Alone, Replica, lead, shape_of
 from h3serve.pipeline.result import GenerationResult
 from h3serve.pipeline.rows import video_to_rows
+from h3serve.runtime.copy_out import own_stream, started
 from h3serve.runtime.machine import make_current
 from h3serve.runtime.sharding import RankShare
 
@@ -150,14 +151,13 @@ class Generator:
                 latents = steps.to_latents(denoise(predict, start, schedules, meter.step), plan, kept)
         if not self.replica.leads:
             return self._help(plan, latents, meter, kept)
-        with meter.stage("decode audio"), engine.on_device(engine.audio_vae):
-            audio = steps.decode_audio(engine.audio_vae, latents)
-        with (
-            meter.stage("decode video"),
-            engine.on_device(engine.video_vae),
-            steps.chunk_sink(output, plan, audio) as on_chunk,
-        ):
-            video = steps.decode_video(engine.video_vae, latents, plan, meter, on_chunk)
+        with engine.on_device(engine.video_vae):
+            with meter.stage("decode audio", settle=False):
+                chunks = started(engine.video_vae.decode(latents.video))  # sound is decoded beside the first frames
+                with own_stream(engine.device), engine.on_device(engine.audio_vae):
+                    audio = steps.decode_audio(engine.audio_vae, latents)
+            with meter.stage("decode video"), steps.chunk_sink(output, plan, audio) as on_chunk:
+                video = steps.decode_video(chunks, plan, meter, on_chunk)
         meter.peak_bytes = self.replica.peaks(meter.peak_bytes)
         stats = {**meter.stats(), **engine.stats(request.task), **self.replica.describe()}
         stats |= {"plan": plan.describe(), "text_tokens": len(shown.tags)}

@@ -43,13 +43,17 @@ class Meter:
     _last: Progress = Progress("read media")
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Times a stage to the end of its device work; reports its start."""
+    def stage(self, name: str, *, settle: bool = True) -> Iterator[None]:
+        """Times a stage to the end of its device work; reports its start.
+
+        Without `settle` it ends when its caller has what it wants, though other work may be queued.
+        """
         self.report(Progress(name))
         self._began = self._now()
         self.peaks.mark()
         yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - self._began
+        now = self._now() if settle else time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._began
         if self.peaks.device.type == "cuda":
             self.peak_bytes[name] = self.peaks.mark()
 

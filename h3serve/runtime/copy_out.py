@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain, islice
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
 Tensors = Sequence[torch.Tensor]
 
 
@@ -31,6 +35,20 @@ def to_host(results: Iterable[Tensors]) -> Iterator[Tensors]:
         waiting = copy
     if waiting is not None:
         yield waiting.result()
+
+
+def started(results: Iterable[T]) -> Iterator[T]:
+    """The same results; the work of the first one is queued now, so that other work can be done beside it."""
+    iterator = iter(results)
+    first = list(islice(iterator, 1))
+    return chain(first, iterator)
+
+
+def own_stream(device: torch.device) -> AbstractContextManager[object]:
+    """Work in the `with` block waits for nothing that is queued outside of it; what it reads has to be there."""
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(device))
 
 
 class _Copy:

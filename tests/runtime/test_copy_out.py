@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from h3serve.runtime.copy_out import to_host
+from h3serve.runtime.copy_out import own_stream, started, to_host
 
 
 def test_cpu_results_are_handed_on_at_once() -> None:
@@ -23,3 +23,18 @@ def test_cpu_results_are_handed_on_at_once() -> None:
 
 def test_nothing_in_nothing_out() -> None:
     assert list(to_host([])) == []
+    assert list(started([])) == []
+
+
+def test_the_first_result_is_started_and_all_are_handed_on() -> None:
+    made = []
+
+    def results() -> Iterator[int]:
+        for i in range(3):
+            made.append(i)
+            yield i
+
+    begun = started(results())
+    assert made == [0]
+    with own_stream(torch.device("cpu")):  # nothing to do on a CPU
+        assert list(begun) == [0, 1, 2]

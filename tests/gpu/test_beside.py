@@ -1,0 +1,31 @@
+"""Work on a stream of its own: the same bits, and it does not wait for what is queued on the other one."""
+
+import time
+
+import pytest
+import torch
+
+from h3serve.models.audio_vae import AudioVAE
+from h3serve.runtime.copy_out import own_stream
+from h3serve.weights.synthetic import synthetic_component
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+
+
+@torch.inference_mode()
+def test_sound_is_decoded_beside_other_work() -> None:
+    vae = synthetic_component("audio_vae", device="cuda")
+    assert isinstance(vae, AudioVAE)
+    latents = torch.randn(2, 32, 207, device="cuda")
+    alone = vae.decode(latents).cpu()
+    square = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    done = torch.cuda.Event()
+    torch.cuda.synchronize()
+    for _ in range(400):  # some 600 ms
+        square @ square
+    done.record()
+    began = time.perf_counter()
+    with own_stream(latents.device):
+        beside = vae.decode(latents).cpu()
+    assert not done.query(), f"it waited for all that was queued ({time.perf_counter() - began:.2f} s)"
+    assert torch.equal(beside, alone)
