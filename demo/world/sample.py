@@ -41,7 +41,7 @@ def sample_scene(
     random = Random(seed)
     wanted = motion if isinstance(motion, Motion) else sample_motion(random, motion, frames / FPS)
     first = sample_thing(random)
-    first = thing or (replace(first, size="large") if wanted.kind == "grow" else first)
+    first = thing or _fitting(first, wanted.kind, random)
     things = (first, _other(first, random)) if wanted.kind == "meet" else (first,)
     scene = Scene(
         things=things,
@@ -85,6 +85,13 @@ def time_motion(motion: Motion, random: Random, seconds: float) -> Motion:
     if motion.kind == "blink":  # it appears with a frame
         start, step = round(start * FPS) / FPS, round(step * FPS) / FPS
     return replace(motion, start_s=start, step_s=step, y=y)
+
+
+def _fitting(thing: Thing, kind: str, random: Random) -> Thing:
+    """What grows ends large; large things have no room to meet in on a square canvas."""
+    if kind == "meet":
+        return replace(thing, size=random.choice(("small", "medium")))
+    return replace(thing, size="large") if kind == "grow" else thing
 
 
 def _other(first: Thing, random: Random) -> Thing:
