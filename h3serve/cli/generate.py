@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from h3serve.cli import flags
 from h3serve.cli.body import build_request, read_body
 from h3serve.cli.console import progress_display, say
-from h3serve.media.files import check_output
+from h3serve.media.files import check_output, check_trace
+
+if TYPE_CHECKING:
+    from h3serve.pipeline.progress import OnProgress
 
 
 def generate(
@@ -40,12 +43,17 @@ def generate(
     gpus: flags.Gpus = 1,
     ulysses: flags.Ulysses = None,
     tp: flags.TensorParallel = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Also write a trace of stages, steps and blocks (.json, .json.gz).")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")] = False,
 ) -> None:
     """Make one clip with its sound."""
     outputs = out or ["out.mp4"]
     for path in outputs:
         check_output(path)
+    if profile is not None:
+        check_trace(profile)
     fields = flags.request_fields(task, prompt, short_edge, aspect_ratio, duration, steps, seed)
     keyframes = {0: first_frame, -1: last_frame}
     request = build_request(read_body(request_file), fields, keyframes=keyframes, references=reference or [])
@@ -66,8 +74,13 @@ def generate(
         ulysses=ulysses,
         tp=tp,
     )
-    with closing(generator), progress_display() as display:
-        result = generator.generate(request, on_progress=None if quiet else display, output=outputs[0])
+    with closing(generator), progress_display() as display, ExitStack() as stack:
+        watch: OnProgress | None = None if quiet else display
+        if profile is not None:
+            from h3serve.pipeline.profile import profiled
+
+            watch = stack.enter_context(profiled(generator.engine, profile, watch))
+        result = generator.generate(request, on_progress=watch, output=outputs[0])
     for path in outputs[1:]:
         result.save(path)
     width, height = result.plan.canvas

@@ -52,6 +52,16 @@ def check_output(path: str | Path) -> OutputKind:
     return kind
 
 
+def check_trace(path: str | Path) -> None:
+    """RequestError (field `profile`) for a path that no trace can be written to."""
+    target = Path(path)
+    if not target.name.endswith((".json", ".json.gz")):
+        raise RequestError("profile", str(path), "a path ending in .json or .json.gz")
+    if target.is_dir():
+        raise RequestError("profile", str(path), "it is a folder; name a file in it")
+    _check_folder(target, "profile")
+
+
 def _kind(path: str | Path) -> OutputKind:
     if str(path).endswith(("/", os.sep)):
         return "frames"
@@ -61,17 +71,17 @@ def _kind(path: str | Path) -> OutputKind:
     return kind
 
 
-def _check_folder(target: Path) -> None:
+def _check_folder(target: Path, field: str = "out") -> None:
     folder = target.absolute().parent
     if not folder.is_dir():
-        raise RequestError("out", str(target), "its folder does not exist")
+        raise RequestError(field, str(target), "its folder does not exist")
     try:
         # Permission bits say nothing about a read-only or full disk (or about root): try it.
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"\0")
     except OSError as error:
         reason = f"its folder cannot be written to ({error.strerror})"
-        raise RequestError("out", str(target), reason) from error
+        raise RequestError(field, str(target), reason) from error
 
 
 @contextmanager

@@ -31,10 +31,10 @@ def picture(tmp_path: Path) -> Path:
 
 
 def test_t2va_makes_an_mp4_with_sound_and_exact_arrays(demo: Path, tmp_path: Path, capsys: Any) -> None:
-    mp4, npz = tmp_path / "a.mp4", tmp_path / "a.npz"
-    assert (
-        run(["generate", "--model", str(demo), "--prompt", "rain", "--out", str(mp4), "--out", str(npz), *SMALL]) == 0
-    )
+    mp4, npz, trace = tmp_path / "a.mp4", tmp_path / "a.npz", tmp_path / "trace.json.gz"
+    results = ["--out", str(mp4), "--out", str(npz), "--profile", str(trace)]
+    assert run(["generate", "--model", str(demo), "--prompt", "rain", *results, *SMALL]) == 0
+    assert trace.stat().st_size > 1000
     assert "107 frames" in capsys.readouterr().out
     with av.open(str(mp4)) as box:
         assert [s.type for s in box.streams] == ["video", "audio"]
@@ -117,6 +117,8 @@ def test_wrong_request_is_one_line_and_leaves_no_file(
         (["--dtype", "int4"], "dtype"),
         (["--quality", "best"], "quality"),
         (["--quantize", "int4"], "quantize"),
+        (["--profile", "trace.txt"], "profile"),
+        (["--profile", "/nowhere/trace.json"], "profile"),
         (["--quantize", "fp8", "--quality", "exact"], "quantize"),
         (["--quantize", "none", "--quality", "fast"], "quantize"),
         (["--residency", "cloud"], "residency"),
