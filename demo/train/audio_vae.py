@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
@@ -108,13 +109,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=2)
     arguments = parser.parse_args()
     clock = Clock(arguments.seconds - arguments.reserve)
+    with TemporaryDirectory() as place:  # a rehearsal: what fails must not fail at the end
+        run(arguments, Clock(1.0), Path(place), held_out=1)
+    run(arguments, clock, arguments.out, held_out=arguments.held_out)
+
+
+def run(arguments: argparse.Namespace, clock: Clock, out: Path, *, held_out: int) -> None:
+    """Train new weights until the clock is done, and measure them."""
     device = prepare(arguments.seed)
     torch.backends.cudnn.benchmark = True  # three lengths: few shapes to choose kernels for
     vae = AudioVAE(sizes.audio_vae_config())
     initialize(vae)
     vae.to(device)
-    curve = train(vae, Batches(arguments.seed, arguments.batch_seconds, device), clock, arguments.out)
-    measure(vae, curve, arguments.out, device=device, count=arguments.held_out)
+    curve = train(vae, Batches(arguments.seed, arguments.batch_seconds, device), clock, out)
+    measure(vae, curve, out, device=device, count=held_out)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ def fastest(trials: Mapping[str, Callable[[], object]], device: torch.device, re
         except RuntimeError as error:
             print(f"{name} is out: {str(error)[:200]}", flush=True)  # noqa: T201
     print("seconds a step:", {name: round(value, 4) for name, value in seconds.items()}, flush=True)  # noqa: T201
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     return min(seconds, key=lambda name: seconds[name])
 
 

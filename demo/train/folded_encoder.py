@@ -7,6 +7,9 @@ kernels, or none; these have fast ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -43,31 +46,108 @@ def _block(block: ResBlock, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor
 
 
 def _norm_silu(norm: FrameGroupNorm, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    grouped = x.unflatten(-1, (norm.num_groups, -1)).float()
-    variance, mean = torch.var_mean(grouped, dim=(2, 3, 5), correction=0, keepdim=True)
-    scale = torch.rsqrt(variance + norm.eps) * norm.weight.unflatten(0, (norm.num_groups, -1))
-    shift = norm.bias.unflatten(0, (norm.num_groups, -1)) - mean * scale
-    return F.silu(torch.addcmul(shift, grouped, scale)).to(dtype).flatten(-2)
+    return NormSilu.apply(x.to(dtype), norm.weight, norm.bias, norm.num_groups, norm.eps)
+
+
+class NormSilu(torch.autograd.Function):
+    """SiLU of the group norm of each frame of `[B,D,H,W,C]`, sums in float32.
+
+    By hand, because both ways are sums and one multiplication and addition a channel.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, groups: int, eps: float
+    ) -> torch.Tensor:
+        grouped = x.unflatten(-1, (groups, -1))
+        variance, mean = torch.var_mean(grouped.float(), dim=(2, 3, 5), correction=0, keepdim=True)
+        each = x.shape[-1] // groups
+        mean, inverse = (
+            part.expand(*part.shape[:-1], each).flatten(-2) for part in (mean, torch.rsqrt(variance + eps))
+        )
+        ctx.save_for_backward(x, weight, bias, mean, inverse)
+        ctx.groups = groups
+        scale = inverse * weight
+        return F.silu(torch.addcmul(bias - mean * scale, x, scale)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, bias, mean, inverse = ctx.saved_tensors  # mean and inverse deviation [B,D,1,1,C]
+        scale = inverse * weight
+        z = torch.addcmul(bias - mean * scale, x, scale)
+        dz = torch.ops.aten.silu_backward(gradient.float(), z)
+        total = dz.sum(dim=(2, 3), keepdim=True)
+        along = (((dz * x).sum(dim=(2, 3), keepdim=True)) - mean * total) * inverse  # with the normalized values
+        count = x.shape[2] * x.shape[3]
+        a, b = (_group_mean(part * weight, ctx.groups) / count for part in (total, along))
+        slope = -inverse.square() * b
+        dx = torch.addcmul(torch.addcmul(-inverse * a - mean * slope, x, slope), dz, scale)
+        return dx.to(x.dtype), along.sum(dim=(0, 1, 2, 3)), total.sum(dim=(0, 1, 2, 3)), None, None
+
+
+def _group_mean(x: torch.Tensor, groups: int) -> torch.Tensor:
+    """Every channel's value replaced by the mean of its group."""
+    grouped = x.unflatten(-1, (groups, -1))
+    return grouped.mean(-1, keepdim=True).expand_as(grouped).flatten(-2)
 
 
 def _conv(conv: CausalConv3d, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    batch, depth = x.shape[:2]
     time, height, width = conv.stride
-    x = _reflect(_reflect(x.to(dtype), 2, *conv.pad[2:]), 3, *conv.pad[:2])
-    x = torch.cat([x.new_zeros(batch, REACH - 1, *x.shape[2:]), x], dim=1)
-    frames = range(0, depth, time)
-    seen = [x[:, k : k + frames[-1] + 1 : time] for k in range(REACH)]
-    folded = torch.cat(seen, dim=-1).flatten(0, 1).permute(0, 3, 1, 2)  # channels last in memory
+    folded = Fold.apply(x.to(dtype), time, conv.pad)
     weight = conv.weight.transpose(1, 2).flatten(1, 2).to(dtype).contiguous(memory_format=torch.channels_last)
-    out = F.conv2d(folded, weight, conv.bias.to(dtype), (height, width))
-    return out.permute(0, 2, 3, 1).unflatten(0, (batch, -1))
+    out = F.conv2d(folded.flatten(0, 1).permute(0, 3, 1, 2), weight, conv.bias.to(dtype), (height, width))
+    return out.permute(0, 2, 3, 1).unflatten(0, (len(x), -1))
 
 
-def _reflect(x: torch.Tensor, dim: int, before: int, after: int) -> torch.Tensor:
-    """One entry reflected on either side, or none."""
-    parts = [x]
-    if before:
-        parts.insert(0, x.narrow(dim, 1, 1))
-    if after:
-        parts.append(x.narrow(dim, x.shape[dim] - 2, 1))
-    return torch.cat(parts, dim) if len(parts) > 1 else x
+class Fold(torch.autograd.Function):
+    """`[B,D,H,W,C]` to `[B,d,H+..,W+..,3C]`: what a causal kernel sees of every `time`-th frame, as channels.
+
+    Zeros stand in front of the first frame; in space `pad` = (left, right, top, bottom) pixels are reflected, 0 or
+    1 each. By hand, because differentiating slices and joins moves several times as many bytes.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, time: int, pad: tuple[int, int, int, int]) -> torch.Tensor:
+        batch, depth, height, width, channels = ctx.shape = x.shape
+        left, right, top, bottom = ctx.pad = pad
+        ctx.time = time
+        size = (height + top + bottom, width + left + right)
+        folded = x.new_zeros(batch, -(-depth // time), *size, REACH * channels)
+        inner = folded[:, :, top : top + height, left : left + width]
+        for tap, first, frames in _taps(depth, time):
+            inner[:, first:, ..., tap * channels : (tap + 1) * channels] = x[:, frames]
+        for dim, edge, mirror in _edges(folded.shape, pad):
+            folded.select(dim, edge).copy_(folded.select(dim, mirror))
+        return folded
+
+    @staticmethod
+    def backward(ctx: Any, folded: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        _, depth, height, width, channels = ctx.shape
+        left, _, top, _ = ctx.pad
+        folded = folded.clone(memory_format=torch.contiguous_format)
+        for dim, edge, mirror in reversed(_edges(folded.shape, ctx.pad)):
+            folded.select(dim, mirror).add_(folded.select(dim, edge))
+        inner = folded[:, :, top : top + height, left : left + width]
+        x = folded.new_zeros(ctx.shape)
+        for tap, first, frames in _taps(depth, ctx.time):
+            x[:, frames] += inner[:, first:, ..., tap * channels : (tap + 1) * channels]
+        return x, None, None
+
+
+def _taps(depth: int, time: int) -> list[tuple[int, int, slice]]:
+    """Of each tap of a kernel: its number, the first output that sees a real frame there, and the frames seen."""
+    taps = []
+    for tap in range(REACH):
+        behind = REACH - 1 - tap  # output i sees frame time * i - behind
+        first = -(-behind // time)
+        taps.append((tap, first, slice(time * first - behind, depth - behind, time)))
+    return taps
+
+
+def _edges(shape: Sequence[int], pad: tuple[int, int, int, int]) -> list[tuple[int, int, int]]:
+    """Dimension, index of an edge and of what is reflected there; rows first, whole columns after them."""
+    left, right, top, bottom = pad
+    edges = []
+    for dim, before, after in ((2, top, bottom), (3, left, right)):
+        edges += [(dim, 0, 2)] * before + [(dim, shape[dim] - 1, shape[dim] - 3)] * after
+    return edges

@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
@@ -34,19 +35,23 @@ Encode = Callable[[VideoVAE, torch.Tensor], torch.Tensor]
 
 
 def initialize(vae: VideoVAE) -> None:
-    """Weights to begin with: matrices of unit gain, a residual branch in every block, a narrow posterior."""
-    for name, parameter in vae.decoder.named_parameters():
-        if name.endswith((".scale1", ".scale2")):
-            nn.init.constant_(parameter, 0.5)
-        elif name.endswith("weight") and parameter.ndim == 2:
-            nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-        elif name.endswith("bias"):
+    """Weights to begin with: matrices of unit gain and small residual branches, so that colours come through the
+    encoder's normalizations; latents of about unit size with a narrow posterior.
+    """
+    for name, parameter in vae.named_parameters():
+        if name.endswith("bias"):
             nn.init.zeros_(parameter)
+        elif name.endswith((".scale1", ".scale2")):
+            nn.init.constant_(parameter, 0.5)
+        elif parameter.ndim > 1:
+            branch = 0.2 if ".conv2." in name else 1.0
+            nn.init.normal_(parameter, std=branch * parameter[0].numel() ** -0.5)
     nn.init.normal_(vae.decoder.register_tokens, std=0.5)
     nn.init.normal_(vae.decoder.proj_out.weight, std=0.02)
-    mean, logvar = vae.quant_conv.bias.data.chunk(2)
-    mean.zero_()
-    logvar.fill_(-5.0)
+    mean, logvar = vae.quant_conv.weight.data.chunk(2)
+    mean.mul_(1.7)  # the SiLU before it takes as much
+    logvar.zero_()
+    vae.quant_conv.bias.data.chunk(2)[1].fill_(-6.0)
 
 
 def losses(vae: VideoVAE, frames: torch.Tensor, encode: Encode) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -158,13 +163,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     clock = Clock(arguments.seconds - arguments.reserve)
+    with TemporaryDirectory() as place:  # a rehearsal: what fails must not fail at the end
+        run(arguments, Clock(1.0), Path(place), held_out=1)
+    run(arguments, clock, arguments.out, held_out=arguments.held_out)
+
+
+def run(arguments: argparse.Namespace, clock: Clock, out: Path, *, held_out: int) -> None:
+    """Train new weights until the clock is done, and measure them."""
     device = prepare(arguments.seed)
     vae = VideoVAE(sizes.video_vae_config())
     initialize(vae)
     vae.to(device)
     batches = Batches(arguments.seed, arguments.pixels, arguments.max_area, device)
-    curve = train(vae, batches, clock, arguments.out)
-    measure(vae, curve, arguments.out, device=device, count=arguments.held_out, canvases=batches.canvases)
+    curve = train(vae, batches, clock, out)
+    measure(vae, curve, out, device=device, count=held_out, canvases=batches.canvases)
 
 
 if __name__ == "__main__":
