@@ -132,7 +132,7 @@ def _store_part(at, start, size, inside, value, BLOCK: tl.constexpr):
     tl.store(at + columns, value.to(at.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["period"])  # lengths differ from request to request: one kernel for all
 def _qk_norm_rope(
     qkv,
     q_weight,

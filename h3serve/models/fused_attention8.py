@@ -36,7 +36,7 @@ def _load_head(at, row, stride, rows, HEAD_DIM: tl.constexpr):
     return tl.load(at + row[:, None] * stride + columns[None, :], mask=(row < rows)[:, None], other=0.0).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # one kernel for all lengths
 def _round(
     q, k, v, common, scale, q8, k8, v8, rows, padded, q_stride, k_stride, v_stride, HEAD_DIM: tl.constexpr,
     ROWS: tl.constexpr,
@@ -75,7 +75,7 @@ def _add_keys(
     return acc, total * fade + tl.sum(weight, 1), above
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _attend(
     q8, k8, v8, value_scale, out, rows, padded, heads, scale, HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr,
     KEYS: tl.constexpr,

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lse_head", "count"])  # one kernel for all lengths
 def _without_padding(
     out,
     logsumexp,

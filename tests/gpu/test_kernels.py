@@ -96,6 +96,27 @@ def test_attention_on_8_bits(rows: int) -> None:
     assert torch.equal(out, kernel(*packed.unbind(1)))  # the same bits run after run
 
 
+def test_lengths_share_their_kernels() -> None:
+    """What a small clip compiles is all that longer ones need: no kernel is made anew for a length."""
+    from h3serve.models import fused, fused_attention8, fused_padding
+
+    kernels = (fused._qk_norm_rope, fused_padding._without_padding, fused_attention8._round, fused_attention8._attend)
+
+    def compiled() -> int:
+        return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
+
+    heads, dim, counts = CONFIG.num_attention_heads, CONFIG.attention_head_dim, []
+    for rows in (1037, 1040, 1024, 1151):  # odd, a multiple of 16, of 128, one short of it
+        qkv, positions = draw(rows, 3, heads, dim), torch.rand(rows, 3, device="cuda", dtype=torch.float64)
+        q, k, v = fused.qk_norm_rope(qkv, norm(dim), norm(dim), rope_tables(positions, CONFIG, BF16))
+        logsumexp = torch.zeros(heads, rows, device="cuda") + 9
+        fused_padding.without_padding(q.contiguous(), logsumexp, q=q, key=k[0].contiguous(), count=-rows % 128 or 16)
+        if attention.eight_bits(torch.device("cuda"), BF16):
+            fused_attention8.attention8(q, k, v)
+        counts.append(compiled())
+    assert len(set(counts)) == 1
+
+
 @pytest.mark.skipif(not attention.has_flash4(torch.device("cuda")), reason="FlashAttention-4 is not installed")
 def test_gated_product_is_no_further_from_float32_than_the_reference() -> None:
     from h3serve.models.gated_gemm import gated_linear
