@@ -169,6 +169,25 @@ def request(
     _show(report, out)
 
 
+@app.command()
+def plot(
+    results: Annotated[Path, typer.Argument(help="JSON of measurements, as --out writes it.")],
+    out: Annotated[Path, typer.Option(help="The SVG.")],
+    series: Annotated[
+        str, typer.Option(help="What is shown, separated by commas; NAME=LABEL gives another name.")
+    ] = "peer,lossless-plain,lossless,fast",
+    title: Annotated[str, typer.Option(help="Above the plot.")] = "Seconds of one evaluation",
+) -> None:
+    """Measured steps as a picture: seconds against rows."""
+    from h3serve.cli.bench_plot import draw, parse_names, read_series
+    from h3serve.media.files import replacing
+
+    picture = draw(read_series(results, parse_names(series)), title)
+    with replacing(out) as part:
+        part.write_text(picture)
+    say(str(out))
+
+
 def _inference() -> Any:
     import torch
 

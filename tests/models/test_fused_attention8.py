@@ -3,6 +3,7 @@
 On a CUDA device where there is one, in Triton's interpreter (tests/conftest.py) otherwise.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -86,10 +87,22 @@ def test_the_size_of_values_is_the_heads_own(size: float) -> None:
         assert distance(out[:, head], exact[:, head]) < 0.07
 
 
-def test_what_lies_past_the_end_is_never_seen() -> None:
-    """Its own scratch memory starts as NaN, and rows of a larger tensor lie behind the sequence."""
+def test_what_lies_past_the_end_is_never_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own scratch memory and the output start as NaN, and so are the rows behind the sequence."""
+    made = []
+
+    def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def call(*args: object, **kwargs: object) -> torch.Tensor:
+            made.append(make(*args, **kwargs))
+            made[-1].view(torch.uint8).fill_(0xFF)  # NaN of e4m3, bfloat16 and float32
+            return made[-1]
+
+        return call
+
+    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
     packed = torch.full((200, 3, 2, 64), torch.nan, device=DEVICE, dtype=draw(1, 1, 64).dtype)
     packed[:131] = draw(131, 2, 64)
     q, k, v = packed[:131].unbind(1)
-    assert torch.isfinite(attention8(q, k, v)).all()
+    assert torch.isfinite(attention8(q, k, v)).all() and {part.dtype for part in made} == {FLOAT8, q.dtype}
     assert distance(attention8(q, k, v), sdpa(q.float(), k.float(), v.float())) < 0.07
