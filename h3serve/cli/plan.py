@@ -99,8 +99,9 @@ def _lines(shown: dict[str, Any]) -> list[str]:
         *(
             f"time        {about}"
             + ", ".join(f"{value:.0f} s {tier}" for tier, value in tiers.items())
-            + f", of denoising on one {device}"
-            for device, tiers in shown["denoise_seconds"].items()
+            + f" on one {device}, everything resident; denoising "
+            + ", ".join(f"{value:.0f} s" for value in shown["denoise_seconds"][device].values())
+            for device, tiers in shown["request_seconds"].items()
         ),
         f"memory      {about}{shown['peak_gib']} GiB while denoising, the transformer alone on the device, in bfloat16",
     ]

@@ -18,7 +18,7 @@ from h3serve.core.probe import MediaProbe
 from h3serve.core.references import check_references, seconds_used
 from h3serve.core.request import Condition, GenerationRequest
 from h3serve.core.segments import Segment
-from h3serve.core.speed import denoise_seconds
+from h3serve.core.speed import denoise_seconds, request_seconds
 from h3serve.core.tasks import LIMITS, PARTITION_OF, Limits, Partition
 
 _BYTES_PER_TOKEN = 3.6  # of English prompts, when no tokenizer is at hand
@@ -101,6 +101,13 @@ class Plan:
             },
             "petaflops": round(self.flops / 1e15, 3),
             "denoise_seconds": denoise_seconds(self.rows, self.steps, self.model),
+            "request_seconds": request_seconds(
+                self.rows,
+                self.steps,
+                target_rows=self.target.video_rows,
+                condition_rows=sum(segment.video_rows for segment in self.conditions),
+                model=self.model,
+            ),
             "peak_gib": round(self.peak_bytes() / 2**30, 2),
         }
 

@@ -33,6 +33,47 @@ MEASURED: Mapping[str, Mapping[Quality, Rates]] = {
 }
 
 
+@dataclass(frozen=True)
+class Rest:
+    """Seconds of all but the evaluations: of the video VAE per packed row, of what is the same for all requests."""
+
+    decode: float
+    encode: float
+    fixed: float
+
+    def seconds(self, target_rows: int, condition_rows: int) -> float:
+        """Rows of the picture alone: those that are made, and those that are given."""
+        return self.fixed + self.decode * target_rows + self.encode * condition_rows
+
+
+# The video VAE is the same in all tiers but `exact`. 37,296 rows are a clip of 5 s; fixed: text, sound, the MP4's end.
+REST: Mapping[str, Mapping[Quality, Rest]] = {
+    "NVIDIA H200": {
+        "exact": Rest(5.55 / 37_296, 14.2 / 37_296, 1.0),
+        "lossless": Rest(3.73 / 37_296, 4.68 / 37_296, 1.0),
+        "fast": Rest(3.73 / 37_296, 4.68 / 37_296, 1.0),
+    }
+}
+
+
+def request_seconds(
+    rows: int, evaluations: int, *, target_rows: int, condition_rows: int, model: ModelSize = RELEASED_MODEL
+) -> dict[str, dict[str, float]]:
+    """Seconds of a whole request on one device, everything resident, by its kind and by tier.
+
+    `rows` are all packed rows, the two others those of pictures.
+    """
+    return {
+        device: {
+            tier: round(
+                evaluations * rates.seconds(rows, model) + REST[device][tier].seconds(target_rows, condition_rows), 1
+            )
+            for tier, rates in tiers.items()
+        }
+        for device, tiers in MEASURED.items()
+    }
+
+
 def denoise_seconds(rows: int, evaluations: int, model: ModelSize = RELEASED_MODEL) -> dict[str, dict[str, float]]:
     """Seconds of all evaluations on one device, by its kind and by tier."""
     return {
