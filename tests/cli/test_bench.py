@@ -54,6 +54,26 @@ def test_step(denoiser: Denoiser) -> None:
 
 
 @torch.inference_mode()
+def test_the_driver_of_all_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A part that fails loses nothing of the others, and one that would take too long is left out."""
+    spec = importlib.util.spec_from_file_location("driver", ROOT / "bench" / "speed_h200.py")
+    assert spec and spec.loader
+    driver = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(driver)
+    assert all(callable(getattr(driver.Bench, part)) for part in driver.PARTS)
+    monkeypatch.setattr(driver.Bench, "text", lambda self: 1 / 0)
+    only = "text,growth,request50,block_error"
+    monkeypatch.setattr("sys.argv", ["x", str(tmp_path), "--tiny", "--limit", "200", "--only", only])
+    driver.main()
+    said = capsys.readouterr().out
+    assert "text FAILED" in said and "request50 left out: 300 s are not left" in said
+    held = json.loads((tmp_path / "speed.json").read_text())
+    assert list(held) == ["Growth, lossless", "Error of one block, 617 rows"]
+
+
+@torch.inference_mode()
 def test_variants_of_a_tier(denoiser: Denoiser) -> None:
     """8-bit layers without the fast tier: another network than `lossless`, the same as `fast` where no kernel is."""
     inputs = bench_step.request_inputs(denoiser, TARGET, 5)
