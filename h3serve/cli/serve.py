@@ -42,6 +42,9 @@ def serve(
     keep_gib: Annotated[float | None, typer.Option(help="GiB of finished files that are kept.")] = None,
     keys: Annotated[Path | None, typer.Option(help="File of API keys; without it anybody may call.")] = None,
     allow_folder: Annotated[list[Path] | None, typer.Option(help="Requests may name files in it. Repeatable.")] = None,
+    weights_folder: Annotated[
+        Path | None, typer.Option(help="Admin keys may update the weights from checkpoints in it.")
+    ] = None,
     fetch_urls: Annotated[bool, typer.Option(help="Requests may name http(s) URLs.")] = _DEFAULT.fetch_urls,
     webhook_secret: Annotated[Path | None, typer.Option(help="File with the webhook signing secret (whsec_…).")] = None,
     webhook_private: Annotated[bool, typer.Option(help="Webhooks may go to private addresses.")] = False,
@@ -55,6 +58,8 @@ def serve(
         if not folder.is_dir():
             raise RequestError("--allow-folder", str(folder), "an existing folder")
     is_float8(quality, quantize)
+    if weights_folder is not None and not weights_folder.is_dir():
+        raise RequestError("--weights-folder", str(weights_folder), "an existing folder")
     check_model(model)
     from h3serve.service.server import serve as run_server  # only this command pays for the web libraries
 
@@ -81,6 +86,7 @@ def serve(
             drain_s=drain,
             keys=keys,
             folders=tuple(allow_folder or ()),
+            weights=weights_folder,
             fetch_urls=fetch_urls,
             webhook_secret=webhook_secret,
             webhook_private=webhook_private,
@@ -93,6 +99,7 @@ def serve(
 def keys(
     name: Annotated[str, typer.Argument(help="Who gets the key.")],
     file: Annotated[Path, typer.Option(help="The key file, made if missing; only a hash is kept in it.")],
+    admin: Annotated[bool, typer.Option("--admin", help="The key may update the served weights.")] = False,
 ) -> None:
     """Make an API key and print it, this once; limits can be edited in the file."""
-    say(add_key(file, name))
+    say(add_key(file, name, is_admin=admin))

@@ -15,7 +15,7 @@ from h3serve.core.request import parse_request
 from h3serve.core.settings import EngineSettings
 from h3serve.pipeline.engine import load_engine
 from h3serve.pipeline.generator import Generator
-from h3serve.pipeline.replica import STOP, Member
+from h3serve.pipeline.replica import STOP, UPDATE, Member
 from h3serve.runtime.groups import Ranks
 from h3serve.runtime.launch import arrive, end_with_parent
 from h3serve.runtime.shape import Shape
@@ -44,14 +44,17 @@ def main(arguments: dict[str, Any]) -> None:
 
 
 def follow(generator: Generator, member: Member) -> None:
-    """Requests, one after another; a failed one was the first rank's to report."""
+    """Requests and weight updates, one after another; a failed one was the first rank's to report."""
     while (message := member.together.listen()) != STOP:
         try:
-            generator.generate(parse_request(message))
+            if UPDATE in message:
+                generator.update_weights(**message[UPDATE])
+            else:
+                generator.generate(parse_request(message))
         except Exception as error:
             if member.together.broken:
                 raise
-            log.info("request ended: %s", error)
+            log.info("it ended: %s", error)
 
 
 if __name__ == "__main__":

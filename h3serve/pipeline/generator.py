@@ -13,6 +13,7 @@ import torch
 from h3serve.core.plan import Plan
 from h3serve.core.request import GenerationRequest, parse_request
 from h3serve.core.settings import EngineSettings
+from h3serve.core.tasks import Partition
 from h3serve.media.files import check_output
 from h3serve.pipeline import generate as steps
 from h3serve.pipeline.conditions import PreparedCondition, encode_conditions
@@ -28,6 +29,7 @@ from h3serve.pipeline.progress import Meter, OnProgress
 from h3serve.pipeline.replica import Alone, Replica, lead, shape_of
 from h3serve.pipeline.result import GenerationResult
 from h3serve.pipeline.rows import video_to_rows
+from h3serve.pipeline.update import Wanted, update_weights
 from h3serve.runtime.copy_out import own_stream, started
 from h3serve.runtime.machine import make_current
 from h3serve.runtime.sharding import RankShare
@@ -69,6 +71,21 @@ class Generator:
     def forget(self) -> None:
         """Drop encoded prompts and references: the next request encodes its own, on all ranks."""
         self.engine.encodings.clear()
+
+    def update_weights(
+        self,
+        source: str | Path,
+        *,
+        partition: Partition | None = None,
+        tensors: str | Path | None = None,
+        only_check: bool = False,
+    ) -> dict[str, Any]:
+        """New weights for a transformer, or refused with nothing changed: `update.update_weights`.
+
+        Not while a generation runs.
+        """
+        wanted = Wanted(str(source), partition, None if tensors is None else str(tensors), only_check)
+        return update_weights(self.engine, self.replica, wanted)
 
     def warm_up(self, short_edge: int = 256) -> None:
         """Makes a small clip and encodes a few frames, so that the first request does not wait for kernels to compile.

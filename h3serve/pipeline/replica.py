@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from h3serve.runtime.together import Together
 from h3serve.weights.locate import locate
 
 STOP = "stop"
+UPDATE = "update"
 FOLLOWER = "h3serve.pipeline.follower"
 
 
@@ -38,6 +39,12 @@ class Replica(Protocol):
 
     def request(self, request: GenerationRequest) -> Any:
         """A context in which all ranks work on `request`; an error of one is raised on all."""
+
+    def update(self, wanted: dict[str, Any]) -> Any:
+        """A context in which all ranks make the same weight update; an error of one is raised on all."""
+
+    def meet(self) -> None:
+        """Waits until every rank has come this far."""
 
     def agree(self, noise: Noise) -> Noise:
         """The first rank's noise, on every rank."""
@@ -67,6 +74,15 @@ class Alone:
         del request
         yield
 
+    @contextmanager
+    def update(self, wanted: dict[str, Any]) -> Iterator[None]:
+        """Nobody to tell."""
+        del wanted
+        yield
+
+    def meet(self) -> None:
+        """Nobody to wait for."""
+
     def agree(self, noise: Noise) -> Noise:
         """Nobody to agree with."""
         return noise
@@ -95,15 +111,26 @@ class Member:
         """True on rank 0."""
         return self.ranks.leads
 
-    @contextmanager
-    def request(self, request: GenerationRequest) -> Iterator[None]:
+    def request(self, request: GenerationRequest) -> AbstractContextManager[None]:
         """On the first rank: announce the request and work on it with the others."""
+        return self._together(request.model_dump(mode="json"))
+
+    def update(self, wanted: dict[str, Any]) -> AbstractContextManager[None]:
+        """On the first rank: announce the update and make it with the others."""
+        return self._together({UPDATE: wanted})
+
+    @contextmanager
+    def _together(self, message: dict[str, Any]) -> Iterator[None]:
         if self.together.broken:
             raise WorkerError("this replica has lost a rank; it has to be started anew")
         if self.leads:
-            self.together.announce(request.model_dump(mode="json"))
+            self.together.announce(message)
         with self.together.request():
             yield
+
+    def meet(self) -> None:
+        """Until all are here."""
+        self.ranks.world.gather_json({})
 
     def agree(self, noise: Noise) -> Noise:
         """Noise may have been given by the caller: the others learn it here."""

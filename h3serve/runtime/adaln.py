@@ -87,11 +87,13 @@ class AdaLN:
         with self.schedule(steps):
             pass
 
-    def refresh(self, projections: Projections, sidecars: SidecarFolder | None) -> None:
-        """The weights are others now: nothing that was made from the old ones is used again."""
+    def refresh(self, projections: Projections, sidecars: SidecarFolder | None) -> dict[str, int]:
+        """The weights are others now: nothing that was made from the old ones is used again.
+
+        Returns how many keys the slab and how many schedules the pages held.
+        """
         self._projections, self.sidecars = projections, sidecars
-        self.slab.clear()
-        self.pages.clear()
+        return {"slab_keys": self.slab.clear(), "page_schedules": self.pages.clear()}
 
     def stats(self) -> dict[str, dict[str, float]]:
         """Counters of every tier since the start."""

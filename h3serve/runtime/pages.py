@@ -95,13 +95,15 @@ class PageCache:
         self._schedules[schedule] = None
         return True
 
-    def clear(self) -> None:
-        """Hold nothing: the weights have changed."""
+    def clear(self) -> int:
+        """Hold nothing: the weights have changed. Returns how many schedules were held."""
+        count = len(self._schedules)
         for held in self._held.values():
             buffers.settle(held.whole)
             self._free += held.pages
         self._held.clear()
         self._schedules.clear()
+        return count
 
     def _fill(self, taken: dict[Key, list[Page]], fill: Callable[[Key, Pages], None]) -> None:
         queued = buffers.record(self._device)

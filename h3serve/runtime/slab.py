@@ -108,11 +108,13 @@ class Slab:
         blocks.copy_(self._blocks[:, slot], non_blocking=True)
         final.copy_(self._final[slot], non_blocking=True)
 
-    def clear(self) -> None:
-        """Hold nothing: the weights have changed."""
+    def clear(self) -> int:
+        """Hold nothing: the weights have changed. Returns how many keys were held."""
         assert not self._in_use, "a request is using the tables"
+        count = len(self._held)
         self._free += [slot for slots in self._held.values() for slot in slots]
         self._held.clear()
+        return count
 
     def _take(self, count: int) -> Slots:
         while len(self._free) < count:

@@ -6,6 +6,7 @@ are computed. So weights are only taken together with the checkpoint that holds 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from h3serve.weights.layout import ModelFolder
 from h3serve.weights.load import EntryReader, check_names, check_shape
 
 NAME = "transformer"
+_LORA = re.compile(r"(^|[._])(lora|loha|lokr|hada|dora)_|\.alpha$")  # tensors of an adapter, as trainers name them
+Dropped = dict[str, int]  # what each cache held that is not valid any more
 
 
 @dataclass(frozen=True)
@@ -53,22 +56,13 @@ class Updates:
     device: torch.device
     cache: Path
 
-    def from_disk(self, folder: ModelFolder) -> None:
+    def from_disk(self, folder: ModelFolder) -> Dropped:
         """All weights from another checkpoint of the same size; CheckpointError or RequestError if it is refused."""
-        source = self.validate_weight_update_source(folder)
-        store = getattr(self.placement, "store", None)
-        with _whole_or_broken():
-            if isinstance(store, FileStore):
-                self._reopen(source)
-            else:
-                held = held_by(self.placement, NAME)
-                with EntryReader(source.index) as reader:
-                    for entry in source.entries:
-                        reader.read(entry, held[entry.target])
-        self.refresh_weight_derived_caches(source)
+        return self.write(self.validate_weight_update_source(folder))
 
-    def from_tensors(self, tensors: Mapping[str, torch.Tensor], folder: ModelFolder | None) -> None:
+    def from_tensors(self, tensors: Mapping[str, torch.Tensor], folder: ModelFolder | None) -> Dropped:
         """Some weights, by our names; `folder` is the checkpoint that holds the projections which belong to them."""
+        self.validate_lora_layers(tensors)
         if folder is None:
             raise RequestError(
                 "source",
@@ -77,14 +71,24 @@ class Updates:
                 "read from disk, and would go on with the old ones",
             )
         source = self.validate_weight_update_source(folder)
-        if isinstance(getattr(self.placement, "store", None), FileStore):
-            raise RequestError("tensors", len(tensors), "the weights stay in their files; update from disk instead")
-        held = held_by(self.placement, NAME)
-        self._check_tensors(tensors, held, source)
+        self.validate_tensors(tensors, source)
+        return self.write(source, tensors)
+
+    def write(self, source: Source, tensors: Mapping[str, torch.Tensor] | None = None) -> Dropped:
+        """Everything of a validated source, or these validated tensors alone; returns what is not valid any more.
+
+        WorkerError if it breaks off: then the model holds weights of two checkpoints.
+        """
         with _whole_or_broken(), torch.no_grad():
-            for name, value in tensors.items():
-                held[name].copy_(value)
-        self.refresh_weight_derived_caches(source)
+            if tensors is not None:
+                held = held_by(self.placement, NAME)
+                for name, value in tensors.items():
+                    held[name].copy_(value)
+            elif self._is_in_files:
+                self._reopen(source)
+            else:
+                self._read(source)
+        return self.refresh_weight_derived_caches(source)
 
     def validate_weight_update_source(self, folder: ModelFolder) -> Source:
         """A checkpoint's tensors if they can replace the served ones; nothing is written.
@@ -99,6 +103,7 @@ class Updates:
         folder.partition(self.partition)
         component = folder.component(NAME, self.partition)
         index, names = read_index(component.weights), key_map(module.config, folder.layout)
+        self.validate_lora_layers(index.tensors)
         if type(module.config).from_dict(component.config) != module.config:
             raise CheckpointError(f"{component.folder} is of another size than the served model")
         check_names(index, names)
@@ -109,33 +114,25 @@ class Updates:
         ours = tuple(entry for entry in names.entries if not is_projection(entry.target))
         return Source(index, ours, Projections(index, names, self._dtype(module)))
 
-    def validate_lora_layers(self, layers: Iterable[str]) -> None:
-        """RequestError for adapters of layers that modulation depends on: its tables come from the checkpoint."""
-        if touched := sorted(name for name in layers if name.startswith(PREFIX)):
+    def validate_lora_layers(self, names: Iterable[str]) -> None:
+        """RequestError if any of these tensors is a layer of an adapter: what it changes would have to be undone.
+
+        And of modulation it would change what tables are made from, which is read from the checkpoint.
+        """
+        if layer := next(filter(_LORA.search, names), None):
             raise RequestError(
-                "lora", touched[0], "modulation comes from the checkpoint; merge this adapter into a checkpoint instead"
+                "lora", layer, "adapters are not loaded: merge it into a checkpoint, and update from that one"
             )
 
-    def refresh_weight_derived_caches(self, source: Source) -> None:
-        """Nothing that was computed from the old weights is used again; the projections are the source's now."""
-        shape = TableShape.of(self.placement.module.config)  # type: ignore[arg-type]
-        sidecars = None
-        if self.tiers.sidecars is not None:
-            sidecars = open_sidecars(source.projections, self.partition, shape, device=self.device, cache=self.cache)
-        self.tiers.refresh(source.projections, sidecars)
-
-    def _check_tensors(
-        self, tensors: Mapping[str, torch.Tensor], held: Mapping[str, torch.Tensor], source: Source
-    ) -> None:
-        entries = {entry.target: entry for entry in source.entries}
+    def validate_tensors(self, tensors: Mapping[str, torch.Tensor], source: Source) -> None:
+        """RequestError unless these can replace served weights and belong to the source."""
+        self.validate_lora_layers(tensors)
+        if self._is_in_files:
+            raise RequestError("tensors", len(tensors), "the weights stay in their files; update from disk instead")
+        held, entries = held_by(self.placement, NAME), {entry.target: entry for entry in source.entries}
         with EntryReader(source.index) as reader:
             for name, value in tensors.items():
-                if is_projection(name):
-                    raise RequestError("tensors", name, "projections are read from the source, they are not sent")
-                if name not in held or held[name].shape != value.shape:
-                    raise RequestError("tensors", name, "no weight of the served model has this name and shape")
-                if not bool(torch.isfinite(value).all()):
-                    raise RequestError("tensors", name, "it holds NaN or Inf")
+                _check_tensor(name, value, held)
                 if name.startswith(PREFIX):
                     theirs = torch.empty(value.shape, dtype=value.dtype)
                     reader.read(entries[name], theirs)
@@ -143,6 +140,27 @@ class Updates:
                         raise RequestError(
                             "tensors", name, "modulation depends on it, but the source has another value"
                         )
+
+    def refresh_weight_derived_caches(self, source: Source) -> Dropped:
+        """Nothing that was computed from the old weights is used again; the projections are the source's now.
+
+        Encoded prompts and references stay: other networks made them.
+        """
+        shape = TableShape.of(self.placement.module.config)  # type: ignore[arg-type]
+        sidecars = None
+        if self.tiers.sidecars is not None:
+            sidecars = open_sidecars(source.projections, self.partition, shape, device=self.device, cache=self.cache)
+        return self.tiers.refresh(source.projections, sidecars)
+
+    @property
+    def _is_in_files(self) -> bool:
+        return isinstance(getattr(self.placement, "store", None), FileStore)
+
+    def _read(self, source: Source) -> None:
+        held = held_by(self.placement, NAME)
+        with EntryReader(source.index) as reader:
+            for entry in source.entries:
+                reader.read(entry, held[entry.target])
 
     def _reopen(self, source: Source) -> None:
         placement = self.placement
@@ -164,6 +182,15 @@ class Updates:
     def _dtype(module: nn.Module) -> torch.dtype:
         assert isinstance(module, Denoiser)
         return module.transformer.compute_dtype
+
+
+def _check_tensor(name: str, value: torch.Tensor, held: Mapping[str, torch.Tensor]) -> None:
+    if is_projection(name):
+        raise RequestError("tensors", name, "projections are read from the source, they are not sent")
+    if name not in held or held[name].shape != value.shape:
+        raise RequestError("tensors", name, "no weight of the served model has this name and shape")
+    if not bool(torch.isfinite(value).all()):
+        raise RequestError("tensors", name, "it holds NaN or Inf")
 
 
 @contextmanager

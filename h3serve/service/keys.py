@@ -26,6 +26,7 @@ class Caller:
     max_queued: int | None = None
     max_running: int | None = None
     max_priority: int = 0
+    is_admin: bool = False  # may change the served weights
 
 
 class BadKey(H3Error):
@@ -44,6 +45,10 @@ class KeyRing:
     @property
     def is_open(self) -> bool:
         return not self._by_hash
+
+    @property
+    def has_admin(self) -> bool:
+        return any(caller.is_admin for caller in self._by_hash.values())
 
     @property
     def max_running(self) -> Mapping[str, int]:
@@ -83,13 +88,13 @@ def read_keys(path: Path) -> tuple[Caller, ...]:
     return callers
 
 
-def add_key(path: Path, name: str) -> str:
+def add_key(path: Path, name: str, *, is_admin: bool = False) -> str:
     """Make a key for `name`, add its hash to the file and return the key: it is shown only here."""
     callers = read_keys(path) if path.exists() else ()
     if not name or any(caller.name == name for caller in callers):
         raise H3Error(f"the key needs a name that is not in {path} yet")
     key = _PREFIX + secrets.token_urlsafe(32)
-    entries = [*map(asdict, callers), asdict(Caller(name, hash_key(key)))]
+    entries = [*map(asdict, callers), asdict(Caller(name, hash_key(key), is_admin=is_admin))]
     part = path.with_name(path.name + ".part")
     part.touch(mode=0o600)
     part.write_text(json.dumps(entries, indent=1) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 from h3serve.service.job import Json
 
@@ -33,6 +34,20 @@ class Cancel:
     """Stop this job at its next step; nothing happens if another one runs."""
 
     job_id: str
+
+
+@dataclass(frozen=True)
+class Update:
+    """Take new weights between two jobs, or say why not; with `only_check` nothing is changed.
+
+    `source` and `tensors` are paths that the worker can read.
+    """
+
+    update_id: str
+    partition: str
+    source: str
+    tensors: str | None
+    only_check: bool
 
 
 @dataclass(frozen=True)
@@ -113,7 +128,24 @@ class Failed:
     leaves: bool
 
 
-Message = Load | Run | Cancel | Stop | Loaded | LoadFailed | Beat | Progress | Done | Stopped | Failed
-KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind for kind in (Load, Run, Cancel, Stop, Loaded, LoadFailed, Beat, Progress, Done, Stopped, Failed)
-}
+@dataclass(frozen=True)
+class Updated:
+    """The update is made, or would be; `report` says what was dropped with the old weights."""
+
+    update_id: str
+    report: Json
+
+
+@dataclass(frozen=True)
+class UpdateRefused:
+    """Nothing was changed, unless `leaves`: then the weights are of two checkpoints and the worker exits."""
+
+    update_id: str
+    message: str
+    leaves: bool
+
+
+ToWorker = Load | Run | Cancel | Update | Stop
+ToServer = Loaded | LoadFailed | Beat | Progress | Done | Stopped | Failed | Updated | UpdateRefused
+Message = ToWorker | ToServer
+KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}

@@ -53,6 +53,8 @@ def serve(settings: ServiceSettings, *, command: Sequence[str] | None = None) ->
     with ExitStack() as stack:
         anybody = Caller(max_priority=settings.max_priority)
         keys = KeyRing(read_keys(settings.keys) if settings.keys else (), anybody=anybody)
+        if settings.weights is not None and not keys.has_admin:
+            raise H3Error("weight updates need a key file with an admin key: h3serve keys NAME --file FILE --admin")
         secret = read_secret(settings.webhook_secret) if settings.webhook_secret else None
         listener = bind(settings.host, settings.port)
         stack.callback(listener.close)

@@ -72,6 +72,7 @@ class ServiceSettings:
     drain_s: float = 600.0
     keys: Path | None = None  # file of hashed API keys; None: anybody may call
     folders: tuple[Path, ...] = ()  # conditions may name files below these
+    weights: Path | None = None  # weight updates may name checkpoints below this folder; None: no updates
     fetch_urls: bool = True  # conditions may name http(s) URLs
     webhook_secret: Path | None = None  # file with the signing secret; None: no webhooks
     webhook_private: bool = False  # deliver to private addresses too

@@ -28,6 +28,7 @@ from h3serve.service.moves import State
 from h3serve.service.process import COMMAND, WorkerProcess
 from h3serve.service.progress import Snapshot
 from h3serve.service.settings import WorkerRules
+from h3serve.service.slot_updates import SlotUpdates
 from h3serve.service.watchdog import Watchdog, WorkerLost
 
 log = logging.getLogger("h3serve.supervisor")
@@ -72,6 +73,7 @@ class Slot(threading.Thread):
         self.capacity: Capacity | None = None
         self.job: Job | None = None
         self._cancel_wanted = threading.Event()
+        self.updates = SlotUpdates(wake=self.wake, limit_s=rules.load_s, is_over=self.hurry.is_set)
 
     def cancel(self, job_id: str) -> None:
         """The job's cancellation is in the store; act on it if it runs here."""
@@ -98,6 +100,7 @@ class Slot(threading.Thread):
             self.drain.wait(delay)
             delay = min(2 * delay, self.rules.restart_max_s)
         self.state = SlotState.STOPPED
+        self.updates.refuse_all()
 
     def _note_restart(self, cause: str) -> None:
         self.state = SlotState.RESTARTING
@@ -116,6 +119,8 @@ class Slot(threading.Thread):
                 return self._load_failed(loaded.message)
             if loaded is None:
                 return None
+            if (cause := self.updates.repeat(watchdog)) is not None:
+                return cause
             self.tasks = tuple(loaded.tasks)
             self.size_rules = SizeRules(**loaded.size_rules)
             self.capacity = Capacity(**loaded.capacity) if loaded.capacity else None
@@ -153,14 +158,22 @@ class Slot(threading.Thread):
         while not self.drain.is_set():
             self.wake.clear()
             self._cancel_wanted.clear()
+            if not self.updates.take(watchdog):
+                return worker.end(_EXIT_S)
+            if self.updates.renew.is_set():
+                self._let_go(worker, watchdog)
+                return "its weight update was taken back"
             self.job = self.ledger.claim(self.tasks)
             if self.job is None:
                 self._rest(watchdog)
             elif not self._work(watchdog, self.job):
                 return worker.end(_EXIT_S)
+        self._let_go(worker, watchdog)
+        return None
+
+    def _let_go(self, worker: WorkerProcess, watchdog: Watchdog) -> None:
         watchdog.send(Stop())
         worker.end(_EXIT_S)
-        return None
 
     def _rest(self, watchdog: Watchdog) -> None:
         """Wait for work while listening to the worker."""

@@ -15,6 +15,7 @@ from h3serve.service.messages import Load
 from h3serve.service.process import COMMAND
 from h3serve.service.settings import ServiceSettings
 from h3serve.service.slot import Slot, SlotState
+from h3serve.service.updates import WeightUpdates
 
 
 class Supervisor:
@@ -40,6 +41,7 @@ class Supervisor:
             )
             for number, device in enumerate(settings.devices)
         ]
+        self.updates = WeightUpdates(self.slots)
 
     @property
     def tasks(self) -> tuple[str, ...]:

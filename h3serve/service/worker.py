@@ -40,6 +40,9 @@ class H3Engine:
         body = {**request, "conditions": conditions}
         return dict(self.generator.generate(body, on_progress=report, output=output).stats)
 
+    def update(self, wanted: Json) -> Json:
+        return self.generator.update_weights(**wanted)
+
 
 if __name__ == "__main__":
     main(H3Engine)

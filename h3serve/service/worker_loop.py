@@ -40,6 +40,9 @@ from h3serve.service.messages import (
     Run,
     Stop,
     Stopped,
+    Update,
+    Updated,
+    UpdateRefused,
 )
 from h3serve.service.variants import NAMES, keep_files, write_variants
 
@@ -69,6 +72,13 @@ class Engine(Protocol):
         """
         ...
 
+    def update(self, wanted: Json) -> Json:
+        """Take new weights; `wanted` has `source`, `partition`, `tensors` and `only_check`.
+
+        An H3Error means that nothing was changed, a WorkerError that the engine cannot go on.
+        """
+        ...
+
 
 def main(build: Callable[[Json], Engine]) -> None:
     """Serve jobs over the inherited socket whose number is the first argument."""
@@ -89,7 +99,7 @@ class Worker:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.todo: queue.SimpleQueue[Run | Stop] = queue.SimpleQueue()
+        self.todo: queue.SimpleQueue[Run | Update | Stop] = queue.SimpleQueue()
         self.stage, self.stepped_at = "load", time.monotonic()
         self.cancelled: set[str] = set()
 
@@ -99,8 +109,9 @@ class Worker:
         for target, argument in ((self._read, None), (self._beat, first.beat_s)):
             threading.Thread(target=target, args=(argument,), daemon=True).start()
         engine = self._load(build, first.settings)
-        while engine is not None and isinstance(task := self.todo.get(), Run):
-            if not self._run(engine, task):
+        while engine is not None and not isinstance(task := self.todo.get(), Stop):
+            goes_on = self._run(engine, task) if isinstance(task, Run) else self._update(engine, task)
+            if not goes_on:
                 return
             gc.collect()
 
@@ -137,6 +148,23 @@ class Worker:
             self.stage = ""
             self.cancelled.discard(run.job_id)
 
+    def _update(self, engine: Engine, update: Update) -> bool:
+        """Take new weights and report it; False when this worker should be replaced."""
+        self.stage = "update weights"
+        try:
+            wanted = {name: getattr(update, name) for name in ("source", "partition", "tensors", "only_check")}
+            self.channel.send(Updated(update.update_id, engine.update(wanted)))
+            return True
+        except Closed:
+            raise
+        except Exception as error:
+            failure = failure_of(error, self.stage)
+            log.error("weights not updated", extra={"update": update.update_id}, exc_info=failure.leaves)
+            self.channel.send(UpdateRefused(update.update_id, failure.message, failure.leaves))
+            return not failure.leaves
+        finally:
+            self.stage = ""
+
     def _generate(self, engine: Engine, run: Run) -> tuple[Json, Json]:
         def on_progress(stage: str, step: int, steps: int, seconds_left: float | None) -> None:
             self.stage, self.stepped_at = stage, time.monotonic()
@@ -167,7 +195,7 @@ class Worker:
                 message = self.channel.receive()
                 if isinstance(message, Cancel):
                     self.cancelled.add(message.job_id)
-                elif isinstance(message, Run | Stop):
+                elif isinstance(message, Run | Update | Stop):
                     self.todo.put(message)
         except Closed:
             os._exit(1)  # nobody is left to work for

@@ -15,6 +15,7 @@ from h3serve.runtime import sizes
 from h3serve.runtime.machine import Machine
 from h3serve.runtime.updates import Updates
 from h3serve.weights.demo import write_demo_checkpoint
+from h3serve.weights.index import read_index
 from h3serve.weights.layout import ModelFolder, open_folder
 from h3serve.weights.load import EntryReader
 
@@ -76,6 +77,7 @@ def refusals(new: ModelFolder, tmp_path: Path) -> dict[str, Any]:
     gain = {"transformer.final_layer.norm.weight": torch.ones(64)}
     embed = {"modulation.time_embedder.proj_in.bias": torch.ones(64)}
     projection = {"modulation.blocks.0.adaln_proj.linear.bias": torch.ones(18 * 64)}
+    adapter = {"transformer.blocks.0.attn.out_proj.lora_A.weight": torch.ones(4, 64)}
     return {
         "a torn file": torn,
         "tensors without a source": lambda u: u.from_tensors(gain, None),
@@ -84,9 +86,8 @@ def refusals(new: ModelFolder, tmp_path: Path) -> dict[str, Any]:
         "NaN": lambda u: u.from_tensors({next(iter(gain)): torch.full((64,), float("nan"))}, new),
         "an embedder that is not the source's": lambda u: u.from_tensors(embed, new),
         "a projection as a tensor": lambda u: u.from_tensors(projection, new),
-        "an adapter on a projection": lambda u: u.validate_lora_layers(
-            ["transformer.blocks.0.attn.out_proj", "modulation.blocks.1.adaln_proj.linear"]
-        ),
+        "an adapter": lambda u: u.from_tensors(adapter, new),
+        "an adapter without a source": lambda u: u.from_tensors(adapter, None),
     }
 
 
@@ -106,6 +107,33 @@ def test_refusals_leave_every_bit_as_it_was(
         assert all(torch.equal(state[name], value) for name, value in held.items()), what
     assert generator.engine.modulations["fl2va"].stats() == tiers  # type: ignore[attr-defined]
     assert same(generator.generate(REQUEST), expected["old"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "transformer.blocks.0.attn.out_proj.lora_A.weight",
+        "transformer_blocks.0.attn.to_q.lora_down.weight",
+        "base_model.model.blocks.3.mlp.fc2.lora_B.default.weight",
+        "lora_unet_blocks_0_attn_qkv.alpha",
+        "blocks.1.mlp.fc1.hada_w1_a",
+        "blocks.1.mlp.fc1.lokr_w1",
+    ],
+)
+def test_an_adapter_is_known_by_its_names(folders: tuple[Path, Path], name: str) -> None:
+    updates = Updates(*[None] * 5)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="merge it into a checkpoint") as caught:
+        updates.validate_lora_layers(["transformer.blocks.0.attn.out_proj.weight", name])
+    assert caught.value.value == name
+    index = read_index(open_folder(folders[1]).component("transformer", "fl2va").weights)
+    updates.validate_lora_layers(index.tensors)
+
+
+def test_what_was_dropped_is_told(folders: tuple[Path, Path]) -> None:
+    generator = Generator.from_pretrained(folders[0], device="cpu", residency="resident")
+    generator.generate(REQUEST)
+    dropped = generator.engine.updates("fl2va").from_disk(open_folder(folders[1]))
+    assert dropped == {"slab_keys": 2, "page_schedules": 1}
 
 
 @pytest.mark.parametrize("where", ["resident", "offload"])
@@ -151,7 +179,6 @@ def _checked_before(cls: type[Updates], folders: tuple[Path, Path]) -> Any:
     from h3serve.models.denoiser import key_map
     from h3serve.runtime.rebuild import Projections, is_projection
     from h3serve.runtime.updates import Source
-    from h3serve.weights.index import read_index
 
     def check(self: Updates, folder: ModelFolder) -> Source:
         index = read_index(folder.component("transformer", "fl2va").weights)

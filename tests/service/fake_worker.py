@@ -1,7 +1,9 @@
 """A worker with a fake model: real messages, real files, no network weights.
 
 The first words of a prompt say what happens: `die`, `die once`, `hang`, `stop beating`, `oom`,
-`wrong`, `break`, `full`, `slow N` (seconds per step). The model's name says how loading goes.
+`wrong`, `break`, `full`, `slow N` (seconds per step). The model's name says how loading goes, and
+that of an update's source how the update goes: `refused`, `broken`, `die`, `half` (breaks on the device
+`small` only), `slow`; any other one changes every film that is made afterwards.
 """
 
 import errno
@@ -16,7 +18,7 @@ import numpy as np
 
 from h3serve.core.capacity import Capacity
 from h3serve.core.cost import GIB
-from h3serve.core.errors import CheckpointError, RequestError
+from h3serve.core.errors import CheckpointError, RequestError, WorkerError
 from h3serve.core.geometry import RELEASED_SIZES
 from h3serve.core.tasks import PARTITION_OF
 from h3serve.media.writer import mp4_writer
@@ -31,7 +33,7 @@ SMALL = Capacity({"denoise": 8 * GIB}, usable=14 * GIB, free=15 * GIB, tiles=(GI
 
 class FakeEngine:
     def __init__(self, settings: Json) -> None:
-        self.partition = settings["partition"]
+        self.partition, self.device, self.shift = settings["partition"], settings.get("device"), 0
         self.tasks = tuple(task for task, p in PARTITION_OF.items() if self.partition in (p, "both"))
         self.load_stats = {"seconds": 0.01, "peak_bytes": 1000}
         self.size_rules: Json = asdict(RELEASED_SIZES)
@@ -48,8 +50,24 @@ class FakeEngine:
             if prompt.startswith("slow"):
                 time.sleep(float(prompt.split()[1]))
         on_progress("decode video", 0, 1, None)
-        write(output, int(request.get("seed", 0)) + sum(map(len, given)))
+        write(output, int(request.get("seed", 0)) + sum(map(len, given)) + self.shift)
         return {"seconds": {"denoise": time.monotonic() - started}, "peak_bytes": {"denoise": 2000}}
+
+    def update(self, wanted: Json) -> Json:
+        name = Path(wanted["source"]).name
+        if name == "refused":
+            raise CheckpointError(f"{wanted['source']} is of another size than the served model")
+        if wanted["only_check"]:
+            return {"dropped": {}}
+        if name == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if name == "broken" or (name == "half" and self.device == "small"):
+            self.shift = -1
+            raise WorkerError("the update broke off")
+        if name == "slow":
+            time.sleep(0.5)
+        self.shift = sum(name.encode()) * 1000
+        return {"dropped": {"slab_keys": 3}, "seconds": 0.1}
 
 
 def misbehave(prompt: str, output: Path) -> None:

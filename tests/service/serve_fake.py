@@ -17,7 +17,7 @@ def main() -> None:
     for name, kind in KINDS.items():
         if name in values:
             values[name] = kind(**values[name])
-    for name in ("data", "keys", "webhook_secret"):
+    for name in ("data", "keys", "webhook_secret", "weights"):
         if name in values:
             values[name] = Path(values[name])
     values["devices"] = tuple(values.get("devices", ("cpu",)))

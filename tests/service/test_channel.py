@@ -20,6 +20,7 @@ BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "int": st.integers(),
     "float": st.floats(allow_nan=False),
     "bool": st.booleans(),
+    "str | None": st.none() | st.text(),
     "float | None": st.none() | st.floats(allow_nan=False),
     "list[str]": st.lists(st.text()),
     "Json": st.dictionaries(st.text(), json_values, max_size=4),

@@ -27,6 +27,15 @@ def test_without_keys_everybody_may_call() -> None:
     assert ring.is_open and ring.caller(None).max_priority == 3 and ring.caller("Bearer x").name == ""
 
 
+def test_only_a_key_that_was_made_so_is_an_admins(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    plain, admin = add_key(path, "ann"), add_key(path, "ops", is_admin=True)
+    ring = KeyRing(read_keys(path))
+    assert ring.has_admin and ring.caller(f"Bearer {admin}").is_admin
+    assert not ring.caller(f"Bearer {plain}").is_admin
+    assert not KeyRing().has_admin and not KeyRing().caller(None).is_admin
+
+
 def test_running_limits() -> None:
     ring = KeyRing((Caller("ann", "1", max_running=2), Caller("bob", "2")))
     assert ring.max_running == {"ann": 2}
