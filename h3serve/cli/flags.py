@@ -31,6 +31,9 @@ Quantize = Annotated[
     str, typer.Option(help="Linear layers of transformer and text encoder: none, fp8, or auto: fp8 at fast.")
 ]
 Residency = Annotated[str, typer.Option(help="Where weights live: auto, resident, offload or stream.")]
+EncodingsCache = Annotated[
+    Path | None, typer.Option(help="Keep encoded prompts and references in this folder, for later runs too.")
+]
 Gpus = Annotated[int, typer.Option(help="GPUs that make one clip together.")]
 Ulysses = Annotated[int | None, typer.Option(help="Of them, so many share the sequence; chosen if left out.")]
 TensorParallel = Annotated[int | None, typer.Option("--tp", help="So many share every linear; chosen if left out.")]

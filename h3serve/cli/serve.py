@@ -30,6 +30,7 @@ def serve(
     quality: flags.QualityTier = _DEFAULT.quality,
     quantize: flags.Quantize = _DEFAULT.quantize,
     residency: flags.Residency = _DEFAULT.residency,
+    encodings_cache: flags.EncodingsCache = None,
     revision: flags.Revision = None,
     gpus: flags.Gpus = 1,
     ulysses: flags.Ulysses = None,
@@ -77,6 +78,7 @@ def serve(
             quality=quality,  # type: ignore[arg-type]
             quantize=quantize,  # type: ignore[arg-type]
             residency=residency,
+            encodings_cache=encodings_cache,
             revision=revision,
             gpus=gpus,
             ulysses=ulysses,

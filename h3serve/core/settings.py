@@ -26,6 +26,7 @@ class EngineSettings:
     quantize: Quantize = "auto"  # layers of transformer and text encoder; auto: what the tier runs on
     residency: Residency = "auto"
     cache: str | None = None  # folder for what is made once and kept; ~/.cache/h3serve if left out
+    encodings_cache: str | None = None  # folder where encoded prompts and references are kept; None: in memory only
     revision: str | None = None
     gpus: int = 1  # ranks that make one clip together
     ulysses: int | None = None  # of them, so many share the sequence (None: follows from tp, or is chosen)

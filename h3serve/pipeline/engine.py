@@ -27,7 +27,8 @@ from h3serve.models.video_vae import VideoVAE, to_compute_dtype
 from h3serve.models.video_vae_memory import batched_tile_bytes
 from h3serve.pipeline.schedule import default_times
 from h3serve.runtime.adaln import AdaLN
-from h3serve.runtime.encodings import EncodingCache
+from h3serve.runtime.encodings import EncodingCache, folder_for
+from h3serve.runtime.identity import maker_of
 from h3serve.runtime.loading import How, build_tiers, place
 from h3serve.runtime.machine import make_current
 from h3serve.runtime.meters import PeakMeter
@@ -44,6 +45,7 @@ from h3serve.weights.size_rules import read_size_rules
 from h3serve.weights.tokenizer import check_processor_files, load_tokenizer
 
 FLOAT8_CAPABILITY = (8, 9)  # of CUDA devices: Ada, Hopper and later have 8-bit matrix units
+ENCODERS = ("text_encoder", "video_vae", "audio_vae")
 DEFAULT_CACHE = Path.home() / ".cache" / "h3serve"
 
 
@@ -116,7 +118,7 @@ class Engine:
     def stats(self, task: Task) -> dict[str, Any]:
         """Counters since the start: the modulation tiers of the task's transformer, and encodings."""
         source, encodings = self.modulations.get(PARTITION_OF[task]), self.encodings
-        counts = {name: getattr(encodings, name) for name in ("hits", "misses", "evictions", "num_bytes")}
+        counts = {name: getattr(encodings, name) for name in ("hits", "misses", "evictions", "disk_hits", "num_bytes")}
         return {"encodings": counts, **({"modulation": source.stats()} if isinstance(source, AdaLN) else {})}
 
     @torch.inference_mode()
@@ -201,11 +203,27 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
         rules=read_size_rules(folders[shared].partition(shared).folder),
         placements=placements,
         modulations=tiers,
-        encodings=EncodingCache(agree=share.all_have),
+        encodings=_encodings(settings, folders[shared], shared, share, made=(maker_of(device), dtype)),
         cache=cache,
         choice=choice,
         peaks=peaks,
     )
+
+
+def _encodings(
+    settings: EngineSettings, folder: ModelFolder, partition: Partition, share: Share, *, made: tuple[Any, ...]
+) -> EncodingCache:
+    """On disk by what makes the encodings: weights, and all that decides how they round."""
+    if settings.encodings_cache is None:
+        return EncodingCache(agree=share.all_have)
+    base = Path(settings.encodings_cache).expanduser()
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError("encodings_cache", str(base), f"a folder that can be written ({error.strerror})") from None
+    weights = [folder.component(name, partition).weights for name in ENCODERS]
+    how = (*made, settings.quality, settings.float8, share.divided.get("text_encoder", 1))
+    return EncodingCache(folder=folder_for(base, weights, *how), writes=share.is_first, agree=share.all_have)
 
 
 def first_partition(settings: EngineSettings) -> Partition:

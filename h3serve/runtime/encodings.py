@@ -10,14 +10,17 @@ import logging
 import os
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from h3serve.runtime.identity import identity_of
+from h3serve.weights.index import read_index
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +43,18 @@ def digest_of(kind: str, *contents: Content) -> str:
     return digest.hexdigest()
 
 
+def folder_for(base: Path, weights: Iterable[Path], *made: object) -> Path:
+    """Where below `base` the encodings by these weight folders are, `made` by this device, library, dtype, ...
+
+    Of each stored tensor some pieces are read.
+    """
+    digest = hashlib.blake2b(repr(made).encode(), digest_size=8)
+    for folder in weights:
+        index = read_index(folder)
+        digest.update(identity_of(index, index.tensors).encode())
+    return base / digest.hexdigest()
+
+
 class EncodingCache:
     """Host tensors by name, the least recently used ones dropped; on disk too if a folder is given."""
 
@@ -49,25 +64,29 @@ class EncodingCache:
         *,
         folder: Path | None = None,
         disk_bytes: int = DISK_BYTES,
+        writes: bool = True,
         agree: Callable[[bool], bool] = bool,
     ) -> None:
-        """`folder` must be of one checkpoint: names say what was encoded, not by which weights.
+        """`folder` must be of one checkpoint (`folder_for`): names say what was encoded, not by which weights.
 
+        `writes`: this process writes files, others of its replica read them.
         `agree` tells whether all ranks hold what this one holds: they encode together or not at all.
         """
         self._agree = agree
-        self._limit, self._folder, self._disk_limit = limit_bytes, folder, disk_bytes
+        self._limit, self._folder, self._disk_limit, self._writes = limit_bytes, folder, disk_bytes, writes
         self._held: OrderedDict[str, Tensors] = OrderedDict()
         self.num_bytes = 0
-        self.hits = self.misses = self.evictions = 0
+        self.hits = self.misses = self.evictions = self.disk_hits = 0  # a hit on disk is a hit
 
     def get(self, name: str, make: Callable[[], Mapping[str, torch.Tensor]]) -> Tensors:
         """The tensors of that name on the host, made if they are not held. They are shared: do not write."""
         held = self._held.get(name)
-        if held is None and (held := self._read(name)) is not None:
+        from_disk = held is None and (held := self._read(name)) is not None
+        if from_disk and held is not None:
             self._hold(name, held)
         if self._agree(held is not None) and held is not None:
             self.hits += 1
+            self.disk_hits += from_disk
             if name in self._held:
                 self._held.move_to_end(name)
             return held
@@ -102,23 +121,28 @@ class EncodingCache:
         if path is None or not path.is_file():
             return None
         try:
-            tensors: Tensors = load_file(path)
+            with safe_open(path, "pt") as file:
+                tensors: Tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                if (file.metadata() or {}).get("checksum") != _checksum(tensors):
+                    raise SafetensorError("its checksum is wrong")
+            os.utime(path)
         except (OSError, SafetensorError) as error:
-            log.warning("%s cannot be read and is deleted: %s", path, error)
-            path.unlink(missing_ok=True)
+            log.warning("%s cannot be used and is deleted: %s", path, error)
+            if self._writes:
+                path.unlink(missing_ok=True)
             return None
-        os.utime(path)
         return tensors
 
     def _write(self, name: str, tensors: Tensors) -> None:
-        if self._folder is None:
+        if self._folder is None or not self._writes:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(prefix=".encoding-", dir=self._folder)
             os.close(handle)
             try:
-                save_file({key: value.contiguous() for key, value in tensors.items()}, temporary)
+                whole = {key: value.contiguous() for key, value in tensors.items()}
+                save_file(whole, temporary, {"checksum": _checksum(whole)})
                 Path(temporary).replace(self._folder / f"{name}.safetensors")
             finally:
                 Path(temporary).unlink(missing_ok=True)
@@ -136,6 +160,14 @@ class EncodingCache:
 
     def _files(self) -> list[Path]:
         return list(self._folder.glob("*.safetensors")) if self._folder and self._folder.is_dir() else []
+
+
+def _checksum(tensors: Tensors) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for key in sorted(tensors):
+        digest.update(key.encode())
+        digest.update(tensors[key].contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _bytes(tensors: Tensors) -> int:

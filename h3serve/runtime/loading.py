@@ -28,6 +28,7 @@ from h3serve.runtime.placement import Mode, Placement, Resident, Streaming, Visi
 from h3serve.runtime.rebuild import PREFIX, Projections, is_projection
 from h3serve.runtime.sidecar import Origin, SidecarFolder
 from h3serve.runtime.slab import Slab
+from h3serve.runtime.store import FileStore
 from h3serve.weights.canary import report
 from h3serve.weights.components import RECIPES, build_on_meta, check_loaded, load_component
 from h3serve.weights.index import read_index
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 PAGE_BYTES = 8_000_000_000  # host pages of one rank
 SIDECAR_BYTES = 32 * GIB  # tables of one model on disk
 DTYPE_OF = "transformer.final_layer.norm."  # where a denoiser's compute dtype is read from
+SAY_S = 5.0  # between two lines about a load
 SMALL = GIB  # projections that are read sooner than their tables would be
 
 
@@ -87,10 +89,27 @@ def place(
     if how.in_files:
         report(folder.component(name, partition).weights, inspect_component(folder, name, partition).findings)
         return visiting
+    assert isinstance(visiting.store, FileStore)
+    visiting.store.on_read = _Progress(name, sum(flat.num_bytes for flat in visiting.store.flats))
     placement = visiting.stay() if how.mode == "resident" else visiting.into_memory()
     check_loaded(folder, name, partition, held_by(placement, name))
     _say(name, visiting, time.perf_counter() - began)
     return placement
+
+
+class _Progress:
+    """Says now and then how far a component's load is, and how quickly it goes."""
+
+    def __init__(self, name: str, total: int) -> None:
+        self._name, self._total = name, total
+        self._began = self._said = time.perf_counter()
+
+    def __call__(self, done: int) -> None:
+        now = time.perf_counter()
+        if now - self._said >= SAY_S:
+            self._said = now
+            rate = done / GIB / (now - self._began)
+            log.info("%s: %.1f of %.1f GiB, %.2f GiB/s", self._name, done / GIB, self._total / GIB, rate)
 
 
 def _say(name: str, visiting: Visiting[nn.Module], seconds: float) -> None:

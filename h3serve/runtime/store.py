@@ -60,6 +60,7 @@ class FileStore:
         self._copied: list[torch.cuda.Event | None] = [None] * STAGES
         self._turn = 0
         self.bytes_read = 0
+        self.on_read: Callable[[int], None] | None = None  # told of all bytes read so far, after each group
 
     @torch.no_grad()
     def send(self, group: int, target: torch.Tensor) -> None:
@@ -69,6 +70,8 @@ class FileStore:
         views = layout.views(host)
         raw = [(self._index.tensors[n], v.reshape(-1).view(torch.uint8)) for n, v in views.items()]
         self.bytes_read += self._reader.read(raw)
+        if self.on_read is not None:
+            self.on_read(self.bytes_read)
         if target.device.type == "cuda":
             landing = self._land()[: layout.num_bytes]
             landing.copy_(host, non_blocking=True)

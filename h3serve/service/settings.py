@@ -63,6 +63,7 @@ class ServiceSettings:
     quality: Quality = "lossless"
     quantize: Quantize = "auto"
     residency: str = "auto"
+    encodings_cache: Path | None = None  # folder where workers keep encoded prompts and references
     revision: str | None = None
     gpus: int = 1  # of one worker, which make one clip together
     ulysses: int | None = None
@@ -97,6 +98,7 @@ class ServiceSettings:
             "quality": self.quality,
             "quantize": self.quantize,
             "residency": self.residency,
+            "encodings_cache": None if self.encodings_cache is None else str(self.encodings_cache),
             "revision": self.revision,
             "gpus": self.gpus,
             "ulysses": self.ulysses,

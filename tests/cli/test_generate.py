@@ -54,8 +54,9 @@ def test_request_file_with_a_picture_beside_it(demo: Path, picture: Path, tmp_pa
     }
     file = tmp_path / "request.json"
     file.write_text(json.dumps(body))
-    frames = f"{tmp_path / 'frames'}/"
-    assert run(["generate", str(file), "--model", str(demo), "--device", "cpu", "--quiet", "--out", frames]) == 0
+    frames, kept = f"{tmp_path / 'frames'}/", ("--encodings-cache", str(tmp_path / "kept"))
+    assert run(["generate", str(file), "--model", str(demo), "--device", "cpu", "--quiet", "--out", frames, *kept]) == 0
+    assert len(list((tmp_path / "kept").glob("*/*.safetensors"))) == 2  # the prompt and the picture
     made = sorted((tmp_path / "frames").glob("*.png"))
     assert len(made) == 107 and Image.open(made[0]).size == (96, 64)
 

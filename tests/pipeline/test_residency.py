@@ -118,3 +118,34 @@ def test_stats_report_peaks_and_tiers(folder: Path) -> None:
     stats = Generator.from_pretrained(folder, device="cpu").generate(T2VA).stats
     assert stats["load_peak_bytes"] == stats["runtime_peak_bytes"] == 0
     assert stats["modulation"]["rebuild"]["hits"] == 3
+
+
+def test_encodings_on_disk_wake_no_encoder_of_a_later_process(
+    folder: Path,
+    requests: list[dict[str, Any]],
+    resident: list[GenerationResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    how: dict[str, Any] = {"device": "cpu", "residency": "stream", "encodings_cache": str(tmp_path / "kept")}
+    assert same(Generator.from_pretrained(folder, **how).generate(requests[1]), resident[1])
+    later = Generator.from_pretrained(folder, **how)
+
+    def asleep(*args: object) -> None:
+        raise AssertionError("a network was woken for what lies on disk")
+
+    monkeypatch.setattr(later.engine.text_encoder, "encode", asleep)
+    monkeypatch.setattr(later.engine.video_vae, "encode", asleep)
+    result = later.generate(requests[1])
+    assert same(result, resident[1]) and result.stats["encodings"]["disk_hits"] == 2
+
+    write_demo_checkpoint(tmp_path / "other", seed=7)
+    other = Generator.from_pretrained(tmp_path / "other", **how).generate(requests[1])
+    assert other.stats["encodings"]["disk_hits"] == 0 and len(list((tmp_path / "kept").iterdir())) == 2
+
+
+def test_a_file_is_no_folder_for_encodings(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RequestError, match="a folder that can be written") as caught:
+        Generator.from_pretrained(folder, device="cpu", encodings_cache=str(tmp_path / "file"))
+    assert caught.value.field == "encodings_cache"

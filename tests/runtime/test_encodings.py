@@ -1,12 +1,15 @@
 """What was encoded before is not encoded again; what is dropped, or damaged on disk, is."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+from safetensors.torch import save_file
 
-from h3serve.runtime.encodings import EncodingCache, Tensors, digest_of
+from h3serve.runtime.encodings import EncodingCache, Tensors, digest_of, folder_for
 
 
 class Maker:
@@ -58,9 +61,11 @@ def test_on_disk_across_processes(tmp_path: Path) -> None:
     assert again.calls == 0
 
 
-def test_a_damaged_file_is_made_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [lambda _: b"torn", lambda data: data[:-1] + bytes([data[-1] ^ 1])])
+def test_a_damaged_file_is_made_anew(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     EncodingCache(folder=tmp_path).get("a", Maker())
-    (tmp_path / "a.safetensors").write_bytes(b"torn")
+    file = tmp_path / "a.safetensors"
+    file.write_bytes(damage(file.read_bytes()))
     make = Maker()
     EncodingCache(folder=tmp_path).get("a", make)
     assert make.calls == 1
@@ -76,6 +81,29 @@ def test_the_folder_is_bounded_and_a_full_disk_is_no_failure(tmp_path: Path) -> 
     assert [p.name for p in tmp_path.iterdir()] == ["b.safetensors"]
     (tmp_path / "file").write_text("in the way")
     assert EncodingCache(folder=tmp_path / "file" / "x").get("c", Maker())["states"].numel() == 4
+
+
+def test_one_process_of_a_replica_writes_and_all_read(tmp_path: Path) -> None:
+    reader, make = EncodingCache(folder=tmp_path, writes=False), Maker()
+    reader.get("a", make)
+    assert not list(tmp_path.iterdir()) and make.calls == 1
+    EncodingCache(folder=tmp_path).get("b", Maker())
+    reader.get("b", make)
+    assert make.calls == 1 and (reader.hits, reader.disk_hits) == (1, 1)
+
+
+def test_each_set_of_weights_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    for name, value in (("one", 0.0), ("two", 1.0)):
+        (tmp_path / name).mkdir()
+        save_file({"weight": torch.full((3,), value)}, tmp_path / name / "model.safetensors")
+    one, two = tmp_path / "one", tmp_path / "two"
+    folders = [
+        folder_for(tmp_path, [one, two], "cpu"),
+        folder_for(tmp_path, [two, one], "cpu"),
+        folder_for(tmp_path, [one, two], "cuda"),
+        folder_for(tmp_path, [one, one], "cpu"),
+    ]
+    assert len(set(folders)) == 4 and folders[0] == folder_for(tmp_path, [one, two], "cpu")
 
 
 def test_clear(tmp_path: Path) -> None:
