@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from demo.detect.crossings import filled
 from demo.detect.moves import Move, classify
 from demo.detect.shapes import radii, shape_of, size_of
 from demo.detect.tracks import Pixels, background_name, find_tracks
@@ -13,7 +14,10 @@ from demo.detect.tracks import Pixels, background_name, find_tracks
 
 @dataclass(frozen=True)
 class Seen:
-    """Things left to right; sizes are those at the end; `count` is the number of things in most frames."""
+    """Things left to right; sizes are those at the end; `count` is the number of things in most frames.
+
+    `start` is where (x, y) the first one is when it is first seen.
+    """
 
     background: str
     count: int
@@ -21,6 +25,7 @@ class Seen:
     shapes: tuple[str, ...]
     sizes: tuple[str, ...]
     move: Move
+    start: tuple[float, float] = (0.5, 0.5)
 
 
 def see(video: Pixels) -> Seen:
@@ -38,4 +43,5 @@ def see(video: Pixels) -> Seen:
         shapes=tuple(shapes),
         sizes=tuple(size_of(radius) for radius in last),
         move=classify(tracks, sizes[0]),
+        start=(float(filled(tracks[0].x)[0]), float(filled(tracks[0].y)[0])),
     )

@@ -1,0 +1,135 @@
+"""The evaluation: the same prompts every time, requests that are valid, runs that go on where they ended, a true table."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from demo import evaluate, look
+from demo.evaluation.faults import FAULTS
+from demo.evaluation.judge import fidelity, judge
+from demo.evaluation.makers import Truth, truth
+from demo.evaluation.requests import request_of
+from demo.evaluation.rows import ROWS, Case, cases
+from demo.evaluation.table import as_json, markdown
+from h3serve.core.request import parse_request
+from h3serve.pipeline.ingest import Ingest
+from h3serve.weights.demo_sizes import SIZE_RULES
+
+
+def first(row: str, number: int = 0) -> Case:
+    return list(cases(ROWS[row], number + 1))[number]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    def call(*arguments: str) -> Path:
+        monkeypatch.setattr(sys, "argv", ["evaluate", "--cache", str(tmp_path), *arguments])
+        evaluate.main()
+        return tmp_path
+
+    return call
+
+
+@pytest.mark.parametrize("row", [name for name in ROWS if name != "vae"])
+def test_cases_are_requests_for_their_own_canvas(row: str, tmp_path: Path) -> None:
+    for number in range(3):
+        case = first(row, number)
+        request = parse_request(request_of(case, tmp_path, steps=2))
+        plan, prepared = Ingest(SIZE_RULES).read(request)
+        assert plan.canvas == case.example.scene.canvas and plan.frames == case.example.scene.frames
+        assert len(prepared) == len(case.example.keyframes) + len(case.example.references)
+        for item, reference in zip(prepared[len(case.example.keyframes) :], case.example.references, strict=True):
+            assert item.segment.size in (None, reference.scene.canvas)
+            if item.frames is not None:
+                assert len(item.frames) == reference.scene.frames
+            if item.wave is not None:
+                assert item.wave.shape == (2, reference.scene.samples)
+
+
+def test_no_example_is_left_unsaid_and_none_comes_twice() -> None:
+    seeds = [case.seed for case in cases(ROWS["t2va"], 100)]
+    assert len(set(seeds)) == 100 and all(seed % 10 != 9 for seed in seeds)
+
+
+@pytest.mark.parametrize("row", ["t2va", "fl2va", "picture_sound", "motion", "continue"])
+def test_the_truth_is_right(row: str) -> None:
+    for number in range(4):
+        case = first(row, number)
+        figures, _, _ = judge(case, *truth(case))
+        assert all(value == 1.0 for value in figures.values()), figures
+
+
+def test_a_clip_of_another_prompt_is_wrong() -> None:
+    case, other = first("t2va", 0), first("t2va", 2)
+    figures, _, _ = judge(case, *truth(other))
+    assert sum(value < 1.0 for value in figures.values()) >= 3
+    assert judge(first("continue"), *truth(first("continue", 2)))[0]["continued"] == 0.0
+    assert judge(first("fl2va"), *truth(first("fl2va", 2)))[0]["given frames"] == 0.0
+
+
+def test_late_sound_is_not_together() -> None:
+    case = first("t2va")
+    video, audio = truth(case)
+    assert judge(case, video, np.roll(audio, 3200, axis=1))[0]["together"] == 0.0
+    assert judge(case, video, np.zeros_like(audio))[0]["together"] == 0.0
+
+
+def test_fidelity_falls_with_noise() -> None:
+    case = first("vae")
+    clean, poor = (fidelity(truth(case), *Truth(degraded=poor).make(case, 0)) for poor in (False, True))
+    assert clean["psnr"] == 100.0 and clean["spectral similarity"] == pytest.approx(1.0)
+    assert 25 < poor["psnr"] < 35 and poor["spectral similarity"] < 1.0
+
+
+def test_a_run_goes_on_where_it_ended(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run("--model", "truth", "--rows", "t2va", "--count", "3", "--shard", "0/2", "--keep", "1")
+    folder = run("--model", "truth", "--rows", "t2va", "--count", "3") / "truth-20" / "t2va"
+    made = [line for line in capsys.readouterr().out.splitlines() if line.startswith("t2va")]
+    assert [line.split()[1] for line in made] == ["0", "2", "1"]
+    assert sorted(file.name for file in folder.glob("*.json")) == ["000.json", "001.json", "002.json"]
+    assert json.loads((folder / "001.json").read_text())["colour"] == 1.0
+
+
+def test_runs_beside_one_another(run: Any, tmp_path: Path) -> None:
+    run("--model", "truth", "--rows", "t2va", "--count", "1")
+    run("--model", "truth-degraded", "--rows", "t2va", "--count", "1")
+    run("--show", "truth-20,truth-degraded-20", "--out", str(tmp_path / "table"))
+    assert "| truth-20 | truth-degraded-20 |" in (tmp_path / "table.md").read_text()
+    assert json.loads((tmp_path / "table.json").read_text())["truth-20"]["T2VA: colour"]["value"] == 1.0
+
+
+def test_a_missed_target_is_marked() -> None:
+    runs = {"good": {"t2va": [{"colour": 1.0}] * 20}, "poor": {"t2va": [{"colour": 1.0}] * 18 + [{"colour": 0.0}] * 2}}
+    assert "| T2VA: colour | >= 95 % | 100 % | 90 % (missed) | 20 |" in markdown(runs)
+    assert as_json(runs)["poor"]["T2VA: colour"] == {"value": 0.9, "target": 0.95, "examples": 20}
+
+
+def test_runs_that_differ_have_their_own_names() -> None:
+    def label(**changes: Any) -> str:
+        plain = {"model": "demo", "steps": 20, "quality": "lossless", "dtype": "auto", "device": "cpu", "fault": None}
+        return evaluate.label_of(type("Arguments", (), plain | changes)())
+
+    assert label() == "demo-20"
+    names = [label(), *(label(fault=fault) for fault in FAULTS), label(quality="fast"), label(device="cuda")]
+    assert len(set(names)) == len(names)
+
+
+def test_kept_clips_are_shown(run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run("--model", "truth", "--rows", "t2va", "--count", "2", "--keep", "2")
+    monkeypatch.setattr(sys, "argv", ["look", str(folder / "truth-20" / "t2va"), "--out", str(folder / "sheet.png")])
+    look.main()
+    assert Image.open(folder / "sheet.png").size[0] == 1200
+    assert "wrong: nothing" in capsys.readouterr().out
+
+
+def test_the_engine_makes_and_reconstructs(run: Any) -> None:
+    """Plumbing: random weights, one evaluation."""
+    settings = ["--model", "demo-random", "--count", "1", "--steps", "1", "--fault", "qkv-order"]
+    folder = run(*settings, "--rows", "continue,vae") / "demo-random-1-qkv-order"
+    continued, passed = (json.loads((folder / row / "000.json").read_text()) for row in ("continue", "vae"))
+    assert passed["psnr"] < 25 and continued["continued"] == 0.0
