@@ -1,4 +1,4 @@
-"""The evaluation: the same prompts every time, requests that are valid, runs that go on where they ended, a true table."""
+"""The evaluation: the same prompts every time, valid requests, runs that go on where they ended, a true table."""
 
 import json
 import sys
