@@ -35,19 +35,27 @@ RESERVE_S = 30.0  # for statistics and figures
 
 
 def initialize(vae: AudioVAE) -> None:
-    """Weights to begin with: unit gain, small residual branches, quiet sound, no attention, a narrow posterior."""
+    """Weights to begin with: unit gain, small residual branches, quiet sound, no attention, a narrow posterior.
+
+    Directions are short, so that steps of the training's size turn them; the trunk has an offset beside the sound,
+    so that its level comes through the normalization behind it.
+    """
     for module in vae.modules():
         if isinstance(module, Conv1d | ConvTranspose1d):
             nn.init.ones_(module.weight_g)
+            nn.init.normal_(module.weight_v, std=0.1)
     small = [m.block[3] for m in vae.modules() if isinstance(m, ResidualUnit)]
     small += [conv for m in vae.modules() if isinstance(m, AMPBlock) for conv in m.convs2]
     for module in small:
         nn.init.constant_(module.weight_g, 0.2)
-    nn.init.constant_(vae.decoder.conv_post.weight_g, 0.05)
+    nn.init.constant_(vae.encoder.block[0].weight_g, 4.0)
+    nn.init.normal_(vae.encoder.block[-1].bias, std=0.5)
+    nn.init.constant_(vae.decoder.conv_post.weight_g, 0.1)
     nn.init.zeros_(vae.pre_block.attn.proj.weight)
     nn.init.zeros_(vae.pre_block.attn.proj.bias)
     nn.init.zeros_(vae.logs_proj.weight)
-    nn.init.constant_(vae.logs_proj.bias, -2.5)
+    nn.init.constant_(vae.logs_proj.bias, -3.0)
+    nn.init.normal_(vae.mean_proj.weight, std=0.4)
 
 
 def losses(vae: AudioVAE, wave: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -80,7 +88,7 @@ def train(vae: AudioVAE, batches: Batches, clock: Clock, out: Path) -> Curve:
     parameters = sum(parameter.numel() for parameter in vae.parameters())
     facts = {"rate": RATE, "kl": KL, "wave": WAVE, "batch_seconds": batches.seconds, "parameters": parameters}
     curve, line, minute = Curve(out / "audio_vae.json", facts), Every(5.0), Every(60.0)
-    while not clock.done:
+    while not (clock.done and trainer.steps):
         try:
             loss, spectral, divergence = losses(vae, next(batches))
             trainer.step(loss)

@@ -129,7 +129,7 @@ def train(vae: VideoVAE, batches: Batches, clock: Clock, out: Path) -> Curve:
     chosen = fastest(trials, device) if device.type == "cuda" else "plain"
     facts = {"encoder": chosen, "rate": RATE, "kl": KL, "pixels": batches.pixels, "parameters": count(vae)}
     curve, line, minute = Curve(out / "video_vae.json", facts), Every(5.0), Every(60.0)
-    while not clock.done:
+    while not (clock.done and trainer.steps):
         try:
             loss, mse, divergence = loss_of(ENCODERS[chosen], next(batches))
             trainer.step(loss)
