@@ -26,11 +26,12 @@ import torch
 from h3serve.cli import bench_growth, bench_request, bench_step, bench_text, bench_vae
 from h3serve.models.modulation import ModulationNetwork
 from h3serve.pipeline.engine import Engine
+from h3serve.pipeline.generator import Generator
 from h3serve.pipeline.schedule import default_times
 from h3serve.pipeline.synthetic import synthetic_engine
 from h3serve.runtime.figures import Figure, Report, machine
 from h3serve.runtime.keys import key_of
-from h3serve.runtime.measure import sustained
+from h3serve.runtime.measure import alternate, sustained
 from h3serve.runtime.rebuild import projections_of
 from h3serve.runtime.scheduled import Direct, Scheduled, Steps
 from h3serve.runtime.streamed import empty
@@ -48,10 +49,12 @@ PARTS: Mapping[str, float] = {
     "tiles8": 14,
     "decode": 30,
     "step15": 125,
-    "growth": 48,
+    "growth": 42,
     "small_error": 25,
     "encode": 25,
     "text": 15,
+    "decode_tiles": 28,
+    "peak_fp8": 20,
     "request_fp8": 45,
     "request50": 300,
 }
@@ -198,7 +201,7 @@ class Bench:
         self.keep(bench_step.bench_step_error(denoiser, TIERS, target=target, text_tokens=tokens, peer=peer))
 
     def growth(self) -> None:
-        points = [(64, 4), (128, 4)] if self.tiny else [(512, 4), (768, 4), (768, 6), (768, 8), (768, 10)]
+        points = [(64, 4), (128, 4)] if self.tiny else [(512, 4), (512, 8), (768, 4), (768, 6), (768, 8)]
         denoiser, tokens = self.network("transformer"), self.text_tokens
         self.keep(bench_growth.bench_growth(denoiser, "lossless", points=points, text_tokens=tokens, rounds=1))
 
@@ -206,6 +209,58 @@ class Bench:
         network, target = self.network("video_vae"), self.target(5)
         self.keep(bench_vae.bench_decode(network, target=target, rounds=self.rounds))
         self.keep(bench_vae.decode_errors(network, size=(64, 64) if self.tiny else (256, 448)))
+
+    def decode_tiles(self) -> None:
+        """The decoder's gated product with other tiles, and a decode with the quickest of them."""
+        from h3serve.models import fused_decoder, gated_gemm
+        from h3serve.models.gated_gemm import Tile
+
+        vae, target = self.network("video_vae"), self.target(5)
+        layer = vae.decoder.transformer_blocks[0].ff.w1
+        x = torch.randn(28, 1797, layer.in_features, device=self.device).to(layer.weight.dtype)
+        report = Report("Gated product of the video decoder", machine(self.device))
+        own, flops = gated_gemm.DECODER_TILE, 2.0 * x[..., 0].numel() * layer.weight.numel()
+        took: dict[Tile, float] = {}
+        for tile in (own, Tile(128, 192, pingpong=True), Tile(192, 128, pingpong=True), Tile(256, 160, pingpong=False)):
+            gated_gemm.DECODER_TILE = tile
+            try:
+                took[tile] = sustained(
+                    lambda: gated_gemm.gated_linear_batched(x, layer), seconds=0.8, device=self.device
+                )
+            except Exception:  # a tile that the package does not take
+                traceback.print_exc()
+                continue
+            report.figures.append(Figure("{}x{}, pingpong {}".format(*tile), took[tile], flops=flops))
+        plain = sustained(lambda: fused_decoder.gated_linear(x, layer), seconds=0.8, device=self.device)
+        report.figures.append(Figure("cuBLAS, then SwiGLU", plain, flops=flops))
+        gated_gemm.DECODER_TILE = min(took, key=lambda tile: took[tile])
+        self.keep(report)
+        latents = torch.randn(1, 24, *bench_vae.latent_size(bench_vae.clip_plan(target)), device=self.device)
+        calls = {"lossless": bench_vae.decode_call(vae, "lossless", latents)}
+        timing = alternate(calls, rounds=3, device=self.device)["lossless"]
+        report.figures.append(
+            Figure(
+                "decode of 5 s with the quickest tile",
+                timing.median,
+                peak_bytes=timing.peak_bytes,
+                spread=timing.spread,
+            )
+        )
+        gated_gemm.DECODER_TILE = own
+        self.keep(report)
+
+    def peak_fp8(self) -> None:
+        """Memory of a request with 8-bit layers: one evaluation needs as much as fifty."""
+        self.forget()
+        engine = synthetic_engine(self.device, quality="fast", dtype=self.dtype, configs=self.configs)
+        engine = without_projections(engine, 1)
+        request = {"task": "t2va", "prompt": PROMPT, "target": self.target(5), "num_inference_steps": 1}
+        stats = Generator(engine).generate(request).stats
+        report = Report("Memory of a request, 5 s, 8-bit layers", {**machine(self.device), "peaks": "with the weights"})
+        for name, seconds in stats["seconds"].items():
+            report.figures.append(Figure(name, seconds, peak_bytes=stats["peak_bytes"].get(name)))
+        report.figures.append(Figure("device peak", peak_bytes=max(stats["peak_bytes"].values(), default=None)))
+        self.keep(report)
 
     def encode(self) -> None:
         network, target = self.network("video_vae"), self.target(5)

@@ -6,33 +6,46 @@ Gate and up never reach memory, and the product is of their float32 sums. Import
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 
 from h3serve.models import fused
 from h3serve.models.ops import LinearInput
 
-HOPPER_TILE = (256, 192)  # docs/speed.md: of six, the one that is no slower than cuBLAS
+
+class Tile(NamedTuple):
+    """Of the output, and whether two groups of warps take turns: one computes while the other one stores."""
+
+    rows: int
+    columns: int
+    pingpong: bool
+
+
+TRANSFORMER_TILE = Tile(256, 192, pingpong=False)  # docs/speed.md: of six, the one that is no slower than cuBLAS
+DECODER_TILE = Tile(256, 192, pingpong=False)
 
 
 def gated_linear(x: LinearInput, layer: nn.Module) -> LinearInput:
     """`ops.gated_linear` with one rounding in all; layers of another kind go through `fused.gated_linear`."""
     if type(layer) is not nn.Linear or not isinstance(x, torch.Tensor):
         return fused.gated_linear(x, layer)
-    return _product(x, layer)
+    return _product(x, layer, TRANSFORMER_TILE)
 
 
 def gated_linear_batched(x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
     """`decoder_ops.gated_linear` likewise, on [B, N, in]."""
     assert isinstance(layer, nn.Linear)
-    return _product(x.flatten(0, 1), layer).unflatten(0, x.shape[:2])
+    return _product(x.flatten(0, 1), layer, DECODER_TILE).unflatten(0, x.shape[:2])
 
 
-def _product(x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
+def _product(x: torch.Tensor, layer: nn.Linear, tile: Tile) -> torch.Tensor:
     from quack.gemm_config import GemmConfig
     from quack.gemm_interface import gemm_act
 
-    config = GemmConfig(*HOPPER_TILE, pingpong=False, cluster_m=2, cluster_n=1, is_dynamic_persistent=False)
+    sizes = {"tile_m": tile.rows, "tile_n": tile.columns, "pingpong": tile.pingpong}
+    config = GemmConfig(**sizes, cluster_m=2, cluster_n=1, is_dynamic_persistent=False)
     halves = ("B",) if layer.bias is None else ("B", "bias")  # [gate; up], not gate and up in turn
     _, out = gemm_act(
         x,

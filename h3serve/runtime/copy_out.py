@@ -48,7 +48,7 @@ def own_stream(device: torch.device) -> AbstractContextManager[object]:
     """Work in the `with` block waits for nothing that is queued outside of it; what it reads has to be there."""
     if device.type != "cuda":
         return nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream(device))
+    return torch.cuda.stream(torch.cuda.Stream(device, priority=-1))  # what is short goes first
 
 
 class _Copy:
