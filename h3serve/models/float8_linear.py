@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -62,11 +63,17 @@ class Float8Linear(nn.Module):
 
 def quantize(x: torch.Tensor) -> Float8Rows:
     """`float8.quantize_rows`, in one pass where Triton and a GPU are there."""
-    if not x.is_cuda or find_spec("triton") is None:
+    if not x.is_cuda or not _has_triton():
         return quantize_rows(x)
     from h3serve.models.fused import quantize_rows as fused  # here, since Triton comes with CUDA builds of torch only
 
     return fused(x)
+
+
+@cache
+def _has_triton() -> bool:
+    """Looked up once: a search takes longer than the launch of a kernel."""
+    return find_spec("triton") is not None
 
 
 def use_float8(module: nn.Module, patterns: Sequence[str], dtype: torch.dtype) -> None:
