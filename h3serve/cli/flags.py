@@ -37,6 +37,9 @@ EncodingsCache = Annotated[
 Gpus = Annotated[int, typer.Option(help="GPUs that make one clip together.")]
 Ulysses = Annotated[int | None, typer.Option(help="Of them, so many share the sequence; chosen if left out.")]
 TensorParallel = Annotated[int | None, typer.Option("--tp", help="So many share every linear; chosen if left out.")]
+TextEncoderShare = Annotated[
+    str, typer.Option("--text-encoder", help="On several GPUs: sharded over them, replicated on each, or auto.")
+]
 Revision = Annotated[str | None, typer.Option(help="Revision of a hub id.")]
 
 

@@ -44,6 +44,7 @@ def generate(
     gpus: flags.Gpus = 1,
     ulysses: flags.Ulysses = None,
     tp: flags.TensorParallel = None,
+    text_encoder: flags.TextEncoderShare = "auto",
     profile: Annotated[
         str | None, typer.Option(help="Also write a trace of stages, steps and blocks (.json, .json.gz).")
     ] = None,
@@ -75,6 +76,7 @@ def generate(
         gpus=gpus,
         ulysses=ulysses,
         tp=tp,
+        text_encoder=text_encoder,
     )
     with closing(generator), progress_display() as display, ExitStack() as stack:
         watch: OnProgress | None = None if quiet else display

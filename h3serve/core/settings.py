@@ -12,6 +12,7 @@ QUANTIZE = ("auto", "none", "fp8")
 Residency = Literal["auto", "resident", "offload", "stream"]
 DType = Literal["auto", "float32", "bfloat16"]
 Quantize = Literal["auto", "none", "fp8"]
+EncoderShare = Literal["auto", "sharded", "replicated"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class EngineSettings:
     gpus: int = 1  # ranks that make one clip together
     ulysses: int | None = None  # of them, so many share the sequence (None: follows from tp, or is chosen)
     tp: int | None = None  # and so many share every linear
+    text_encoder: EncoderShare = "auto"  # over all ranks or whole on each; auto: sharded where it can be
 
     @property
     def float8(self) -> bool:

@@ -80,6 +80,11 @@ class TextEncoderConfig:
         return self.values["text_config"]["hidden_size"]
 
     @property
+    def kv_heads(self) -> int:
+        """Key-value heads of a decoder layer."""
+        return self.values["text_config"]["num_key_value_heads"]
+
+    @property
     def vocab_size(self) -> int:
         """Rows of the embedding table."""
         return self.values["text_config"]["vocab_size"]

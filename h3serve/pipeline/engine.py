@@ -164,6 +164,10 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
         agree=share.smallest,
         float8=float8,
     )
+    if settings.text_encoder == "sharded" and choice.modes["text_encoder"] != "resident":
+        raise RequestError(
+            "text_encoder", "sharded", "auto or replicated: only weights that stay on the GPU are divided"
+        )
     cache = Path(settings.cache).expanduser() if settings.cache else DEFAULT_CACHE
     peaks = PeakMeter(device, share.largest)
     placements: dict[nn.Module, Placement[nn.Module]] = {}

@@ -15,11 +15,10 @@ from h3serve.core.request import parse_request
 from h3serve.core.settings import EngineSettings
 from h3serve.pipeline.engine import load_engine
 from h3serve.pipeline.generator import Generator
-from h3serve.pipeline.replica import STOP, UPDATE, Member
+from h3serve.pipeline.replica import STOP, UPDATE, Member, share_of
 from h3serve.runtime.groups import Ranks
 from h3serve.runtime.launch import arrive, end_with_parent
 from h3serve.runtime.shape import Shape
-from h3serve.runtime.sharding import RankShare
 
 log = logging.getLogger("h3serve.follower")
 
@@ -36,7 +35,8 @@ def main(arguments: dict[str, Any]) -> None:
     member = Member(ranks)
     try:
         with member.together.request():
-            engine = load_engine(EngineSettings(**arguments["settings"]), RankShare(ranks))
+            settings = EngineSettings(**arguments["settings"])
+            engine = load_engine(settings, share_of(settings, ranks))
     except H3Error as error:  # the first rank tells
         sys.exit(error.exit_code)
     follow(Generator(engine, replica=member), member)

@@ -26,13 +26,12 @@ from h3serve.pipeline.noise import Noise, draw, replace
 from h3serve.pipeline.packing import pack
 from h3serve.pipeline.predict import all_step_times, make_predict, prepare_static
 from h3serve.pipeline.progress import Meter, OnProgress
-from h3serve.pipeline.replica import Alone, Replica, lead, shape_of
+from h3serve.pipeline.replica import Alone, Replica, lead, shape_of, share_of
 from h3serve.pipeline.result import GenerationResult
 from h3serve.pipeline.rows import video_to_rows
 from h3serve.pipeline.update import Wanted, update_weights
 from h3serve.runtime.copy_out import own_stream, started
 from h3serve.runtime.machine import make_current
-from h3serve.runtime.sharding import RankShare
 
 
 class Generator:
@@ -58,7 +57,7 @@ class Generator:
         member = lead(wanted, choice)
         try:
             with member.together.request():
-                engine = load_engine(wanted, RankShare(member.ranks))
+                engine = load_engine(wanted, share_of(wanted, member.ranks))
         except BaseException:
             member.close()
             raise

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import torch
 
 from h3serve.core.errors import RequestError, WorkerError
 from h3serve.core.request import GenerationRequest
-from h3serve.core.settings import EngineSettings
+from h3serve.core.settings import EncoderShare, EngineSettings
 from h3serve.media.sources import MediaFile
 from h3serve.media.video import Frames, decode_clip, decode_into
+from h3serve.models.text_encoder import TextEncoderConfig
 from h3serve.models.transformer_config import TransformerConfig
 from h3serve.pipeline.engine import first_partition, resolve_device
 from h3serve.pipeline.noise import Noise
 from h3serve.runtime.groups import Ranks, open_store
 from h3serve.runtime.launch import Followers
 from h3serve.runtime.machine import measure
-from h3serve.runtime.shape import ShapeChoice, choose_shape
+from h3serve.runtime.shape import ShapeChoice, bytes_per_rank, choose_shape, encoder_parts
+from h3serve.runtime.sharding import RankShare
 from h3serve.runtime.shared_decode import shared_decode
 from h3serve.runtime.together import Together
 from h3serve.weights.locate import locate
@@ -169,6 +171,7 @@ class Member:
 
 def shape_of(settings: EngineSettings) -> ShapeChoice:
     """How a replica with these settings is cut, and why. RequestError or CapacityError if it cannot be."""
+    parts = encoder_parts_of(settings)
     if settings.gpus == 1:
         return choose_shape(1, settings.ulysses, settings.tp, heads=1, free=None)
     device = rank_device(settings, 0)
@@ -185,7 +188,25 @@ def shape_of(settings: EngineSettings) -> ShapeChoice:
         tp,
         heads=TransformerConfig.from_dict(config).num_attention_heads,
         free=measure(device).device_free if device.type == "cuda" else None,
+        needed=lambda shape: bytes_per_rank(shape, encoder=parts),
     )
+
+
+def encoder_parts_of(settings: EngineSettings) -> int:
+    """In how many parts a replica with these settings holds the text encoder; RequestError if that cannot be."""
+    if settings.text_encoder not in get_args(EncoderShare):
+        raise RequestError("text_encoder", settings.text_encoder, "auto, sharded or replicated")
+    if settings.gpus == 1:
+        return encoder_parts(settings.text_encoder, 1, heads=1)
+    partition = first_partition(settings)
+    folder = locate(settings.model, partition, revision=settings.revision)
+    heads = TextEncoderConfig.from_dict(folder.component("text_encoder", partition).config).kv_heads
+    return encoder_parts(settings.text_encoder, settings.gpus, heads=heads, float8=settings.float8)
+
+
+def share_of(settings: EngineSettings, ranks: Ranks) -> RankShare:
+    """What of the networks a rank holds."""
+    return RankShare(ranks, encoder_parts=encoder_parts_of(settings))
 
 
 def rank_device(settings: EngineSettings, rank: int) -> torch.device:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from h3serve.core.capacity import SLAB_BYTES
 from h3serve.core.cost import GIB, RELEASED_MODEL, ModelSize, step_bytes, weight_bytes
 from h3serve.core.errors import CapacityError, RequestError
+from h3serve.core.settings import EncoderShare
 
 LONGEST_ROWS = 109_364  # 15 s at 1344x768: what a replica should have room for
 
@@ -92,10 +93,29 @@ def _why(shape: Shape, shapes: list[Shape], free: int, needed: Callable[[Shape],
     return f"tp {before.tp} would need {_gib(needed(before))}; {here}"
 
 
-def bytes_per_rank(shape: Shape, model: ModelSize = RELEASED_MODEL, *, rows: int = LONGEST_ROWS) -> int:
-    """Device bytes of one rank, everything resident in bfloat16, at the longest clip."""
+def encoder_parts(wanted: EncoderShare, ranks: int, *, heads: int, float8: bool = False) -> int:
+    """In how many parts `ranks` ranks hold the text encoder, which has `heads` key-value heads: all of them, or 1.
+
+    RequestError if it has to be sharded and cannot be.
+    """
+    obstacle = ""
+    if ranks == 1:
+        obstacle = "one GPU holds it whole"
+    elif float8:
+        obstacle = "8-bit layers are not divided"
+    elif heads % ranks:
+        obstacle = f"its {heads} key-value heads cannot be divided by {ranks}"
+    if wanted == "sharded" and obstacle:
+        raise RequestError("text_encoder", wanted, f"auto or replicated: {obstacle}")
+    return 1 if obstacle or wanted == "replicated" else ranks
+
+
+def bytes_per_rank(
+    shape: Shape, model: ModelSize = RELEASED_MODEL, *, rows: int = LONGEST_ROWS, encoder: int | None = None
+) -> int:
+    """Device bytes of one rank, everything resident in bfloat16, at the longest clip; `encoder` parts or all ranks."""
     weights = weight_bytes(model, 2)
-    networks = weights["transformer"] // shape.tp + weights["text_encoder"] // shape.size + weights["vaes"]
+    networks = weights["transformer"] // shape.tp + weights["text_encoder"] // (encoder or shape.size) + weights["vaes"]
     slice_of_model = replace(model, inner=model.inner // shape.tp, ffn=model.ffn // shape.tp)
     work = step_bytes(-(-rows // shape.ulysses), slice_of_model, 2) + 4 * rows * model.hidden  # the sequence, twice
     return networks + SLAB_BYTES + work

@@ -50,20 +50,21 @@ ONE = Share()
 class RankShare(Share):
     """Of several ranks. All of them load the same things in the same order."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, *, encoder_parts: int = 1) -> None:
+        """`encoder_parts`: all ranks, or 1 where each holds the text encoder whole (shape.encoder_parts)."""
         self._ranks = ranks
         self.device, self.is_first = ranks.device, ranks.leads
-        self.divided = {"transformer": ranks.tp.size, "text_encoder": ranks.world.size}
+        self.divided = {"transformer": ranks.tp.size, "text_encoder": encoder_parts}
 
     def cut(self, component: str, *, resident: bool) -> Cut | None:
-        """The transformer by `tp`, the text encoder over all ranks; only what stays on the device is cut."""
+        """The transformer by `tp`, the text encoder over all ranks or not; only what stays on the device is cut."""
         if component == "transformer" and self._ranks.tp.size > 1:
             if not resident:
                 raise RequestError(
                     "tp", self._ranks.tp.size, "only weights that stay on the GPU are divided; they do not fit"
                 )
             return cut_denoiser(self._ranks.tp)
-        if component == "text_encoder" and resident:
+        if component == "text_encoder" and resident and self.divided[component] > 1:
             return cut_text_encoder(self._ranks.world)
         return None
 

@@ -14,7 +14,7 @@ from h3serve.models.denoiser import Denoiser
 from h3serve.models.layers import MLP, SelfAttention
 from h3serve.models.text_encoder import TextEncoder
 from h3serve.runtime.groups import Team
-from h3serve.weights.parts import Cut, Part, PartOf, everything
+from h3serve.weights.parts import Cut, Part, PartOf
 
 
 class SummedLinear(nn.Linear):
@@ -49,15 +49,11 @@ def cut_denoiser(team: Team) -> Cut:
 
 
 def cut_text_encoder(team: Team) -> Cut:
-    """The language model's attention by key-value heads and its MLPs by channels; the rest stays whole.
-
-    An encoder whose heads cannot be divided is held whole by every rank: it runs once a request.
-    """
+    """The language model's attention by key-value heads and its MLPs by channels; the rest stays whole."""
 
     def cut(encoder: nn.Module) -> PartOf:
         assert isinstance(encoder, TextEncoder)
-        if encoder.config.values["text_config"]["num_key_value_heads"] % team.size:
-            return everything
+        check_division(encoder.config.kv_heads, "key-value heads", team.size, field="text_encoder")
         cutter = _Cutter(team)
         for name, module in list(encoder.named_modules()):
             children = dict(module.named_children())
@@ -74,10 +70,10 @@ def cut_text_encoder(team: Team) -> Cut:
     return cut
 
 
-def check_division(length: int, what: str, parts: int) -> None:
+def check_division(length: int, what: str, parts: int, *, field: str = "tp") -> None:
     """RequestError unless every rank can get the same share."""
     if length % parts:
-        raise RequestError("tp", parts, f"{length} {what} cannot be divided by it")
+        raise RequestError(field, parts, f"{length} {what} cannot be divided by it")
 
 
 class _Cutter:

@@ -68,6 +68,7 @@ class ServiceSettings:
     gpus: int = 1  # of one worker, which make one clip together
     ulysses: int | None = None
     tp: int | None = None
+    text_encoder: str = "auto"
     ray: str | None = None  # workers run on this Ray cluster (an address, or auto), one per entry of `devices`
     max_queued: int = 100
     drain_s: float = 600.0
@@ -103,4 +104,5 @@ class ServiceSettings:
             "gpus": self.gpus,
             "ulysses": self.ulysses,
             "tp": self.tp,
+            "text_encoder": self.text_encoder,
         }

@@ -209,7 +209,14 @@ def test_real_processes(model: Path, expected: Any) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "field"),
-    [({"gpus": 2, "tp": 3}, "tp"), ({"gpus": 3}, "gpus"), ({"gpus": 2, "device": "cuda:1"}, "device")],
+    [
+        ({"gpus": 2, "tp": 3}, "tp"),
+        ({"gpus": 3}, "gpus"),
+        ({"gpus": 2, "device": "cuda:1"}, "device"),
+        ({"gpus": 2, "text_encoder": "sharded"}, "text_encoder"),  # the demo's has one key-value head
+        ({"gpus": 1, "text_encoder": "sharded"}, "text_encoder"),
+        ({"text_encoder": "halved"}, "text_encoder"),
+    ],
 )
 def test_refused_before_anything_is_started(model: Path, settings: dict[str, Any], field: str) -> None:
     with pytest.raises(RequestError) as caught:

@@ -4,7 +4,8 @@ import pytest
 
 from h3serve.core.cost import GIB
 from h3serve.core.errors import CapacityError, RequestError
-from h3serve.runtime.shape import Shape, bytes_per_rank, choose_shape
+from h3serve.core.settings import EncoderShare
+from h3serve.runtime.shape import Shape, bytes_per_rank, choose_shape, encoder_parts
 
 HEADS = 56
 
@@ -38,6 +39,36 @@ def test_nothing_fits() -> None:
 def test_more_ranks_need_less_each() -> None:
     needed = [bytes_per_rank(Shape(1, n)) for n in (1, 2, 4, 8)]
     assert needed == sorted(needed, reverse=True)
+
+
+def test_a_replicated_encoder_needs_more_of_each() -> None:
+    shape = Shape(2, 1)
+    more = bytes_per_rank(shape, encoder=1) - bytes_per_rank(shape, encoder=2)
+    assert more == bytes_per_rank(shape, encoder=2) - bytes_per_rank(shape, encoder=10**18) > 20 * GIB
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ranks", "float8", "parts"),
+    [
+        ("auto", 4, False, 4),
+        ("sharded", 8, False, 8),
+        ("replicated", 4, False, 1),
+        ("auto", 1, False, 1),
+        ("auto", 3, False, 1),
+        ("auto", 2, True, 1),
+    ],
+)
+def test_the_encoder_is_sharded_where_it_can_be(wanted: EncoderShare, ranks: int, float8: bool, parts: int) -> None:
+    assert encoder_parts(wanted, ranks, heads=8, float8=float8) == parts
+
+
+@pytest.mark.parametrize(
+    ("ranks", "float8", "reason"),
+    [(1, False, "one GPU"), (3, False, "8 key-value heads cannot be divided by 3"), (2, True, "8-bit")],
+)
+def test_an_encoder_that_cannot_be_sharded_is_refused(ranks: int, float8: bool, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        encoder_parts("sharded", ranks, heads=8, float8=float8)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from h3serve.runtime.groups import Team
-from h3serve.runtime.tensor_parallel import cut_denoiser, cut_text_encoder
+from h3serve.runtime.tensor_parallel import cut_denoiser
 from h3serve.weights.components import load_component
 from h3serve.weights.demo import write_demo_checkpoint
 from h3serve.weights.layout import open_folder
@@ -50,11 +50,3 @@ def test_shares_put_together_are_the_whole(tmp_path: Path, layout: str, monkeypa
             assert torch.equal(value, expected), name
     kinds = {name.rsplit(".", 2)[1] for name in parts}
     assert kinds == {"qkv_proj", "out_proj", "fc1", "fc2"}
-
-
-def test_an_encoder_whose_heads_cannot_be_divided_stays_whole(tmp_path: Path) -> None:
-    write_demo_checkpoint(tmp_path / "demo")
-    model = open_folder(tmp_path / "demo")
-    whole = load_component(model, "text_encoder", "fl2va").state_dict()
-    share = load_component(model, "text_encoder", "fl2va", cut=cut_text_encoder(Team(range(2), 0))).state_dict()
-    assert all(torch.equal(value, share[name]) for name, value in whole.items())
