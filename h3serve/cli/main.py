@@ -18,6 +18,7 @@ FILES = {  # command -> file of this folder
     "inspect": "inspect",
     "serve": "serve",
     "keys": "serve",
+    "scale": "scale",
     "doctor": "doctor",
     "demo-checkpoint": "demo_checkpoint",
     "adaln": "adaln",

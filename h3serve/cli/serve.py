@@ -103,7 +103,7 @@ def serve(
 def keys(
     name: Annotated[str, typer.Argument(help="Who gets the key.")],
     file: Annotated[Path, typer.Option(help="The key file, made if missing; only a hash is kept in it.")],
-    admin: Annotated[bool, typer.Option("--admin", help="The key may update the served weights.")] = False,
+    admin: Annotated[bool, typer.Option("--admin", help="The key may update weights and change the workers.")] = False,
 ) -> None:
     """Make an API key and print it, this once; limits can be edited in the file."""
     say(add_key(file, name, is_admin=admin))

@@ -32,7 +32,7 @@ def get_model(name: str, context: ContextOf) -> Json:
 @router.get("/health")
 def health(context: ContextOf) -> JSONResponse:
     """Whether this process can do its work: 503 when a watching thread or the store is dead."""
-    dead = [s.name for s in context.supervisor.slots if not s.is_alive()]
+    dead = [s.name for s in context.supervisor.staying if not s.is_alive()]
     context.store.counts()
     is_well = context.draining.is_set() or not dead
     return JSONResponse({"status": "ok" if is_well else "failing"}, 200 if is_well else 503)

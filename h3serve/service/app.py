@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import Response
 
-from h3serve.service import about, admin, content, events, videos
+from h3serve.service import about, admin, content, events, videos, workers
 from h3serve.service.context import Context
 from h3serve.service.replies import install
 from h3serve.service.schema import component_schemas
@@ -24,7 +24,7 @@ def make_app(context: Context) -> FastAPI:
     app = FastAPI(title="h3serve", version="1", docs_url=None, redoc_url=None)
     app.state.context = context
     install(app)
-    for part in (videos, content, events, about, admin):
+    for part in (videos, content, events, about, admin, workers):
         app.include_router(part.router)
     app.include_router(_pages())
     app.add_middleware(Shield, metrics=context.metrics)

@@ -92,7 +92,7 @@ class Context:
 
     async def queue_full(self, full: QueueFull) -> Refusal:
         """The 429 that says when to come again."""
-        seconds = await self.patience.seconds(self.store, len(self.supervisor.slots))
+        seconds = await self.patience.seconds(self.store, len(self.supervisor.staying))
         return Refusal(429, str(full), code="queue_full", retry_s=seconds)
 
 

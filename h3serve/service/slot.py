@@ -52,6 +52,7 @@ class Slot(threading.Thread):
 
     `on_fatal` hears why the very first load failed: then the server had better end. After
     `drain` is set the slot takes no job and ends; after `hurry` it gives its job back at once.
+    `leaves` is true of a slot that ends while the others stay.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class Slot(threading.Thread):
         self.on_fatal = on_fatal
         self.wake, self.drain, self.hurry = threading.Event(), threading.Event(), threading.Event()
         self.state, self.tasks, self.restarts = SlotState.LOADING, tuple[str, ...](), 0
+        self.leaves = False
+        self.failure: str | None = None  # why its first load failed
         self.size_rules: SizeRules | None = None
         self.capacity: Capacity | None = None
         self.job: Job | None = None
@@ -79,6 +82,17 @@ class Slot(threading.Thread):
         """The job's cancellation is in the store; act on it if it runs here."""
         if self.job is not None and self.job.id == job_id:
             self._cancel_wanted.set()
+
+    def leave(self) -> None:
+        """Finish the running job, take no other, end."""
+        self.leaves = True
+        self.drain.set()
+        self.wake.set()
+
+    @property
+    def device(self) -> str:
+        """Where its workers run."""
+        return str(self.load.settings["device"])
 
     @property
     def is_ready(self) -> bool:
@@ -139,6 +153,7 @@ class Slot(threading.Thread):
 
     def _load_failed(self, cause: str) -> str:
         if not self.tasks:  # it never worked: the reason is a setting, not an accident
+            self.failure, self.leaves = cause, True
             self.on_fatal(f"the model cannot be loaded: {cause}")
             self.drain.set()
         return cause

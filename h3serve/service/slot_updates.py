@@ -40,6 +40,10 @@ class SlotUpdates:
         self.renew.set()
         self._wake.set()
 
+    def inherit(self, other: SlotUpdates) -> None:
+        """A new slot's first worker makes what the others have made."""
+        self._made = self._before = other._made
+
     def take(self, watchdog: Watchdog) -> bool:
         """Make all that wait; False when the worker leaves. Raises WorkerLost."""
         while not self._waiting.empty():

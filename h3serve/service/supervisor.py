@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import count
 
+from h3serve.core.errors import RequestError
 from h3serve.core.geometry import RELEASED_SIZES, SizeRules
 from h3serve.core.plan import Plan
 from h3serve.core.tasks import PARTITION_OF
@@ -17,9 +20,15 @@ from h3serve.service.settings import ServiceSettings
 from h3serve.service.slot import Slot, SlotState
 from h3serve.service.updates import WeightUpdates
 
+log = logging.getLogger("h3serve.supervisor")
+MOST_WORKERS = 64  # a slip of the hand, beyond
+
 
 class Supervisor:
-    """One slot per device of the settings. `on_fatal` hears why a first load failed."""
+    """One slot per device of the settings, more or fewer once `scale` was called.
+
+    `on_fatal` hears why a first load failed; that of a worker that was added later fails alone.
+    """
 
     def __init__(
         self,
@@ -29,19 +38,52 @@ class Supervisor:
         on_fatal: Callable[[str], None],
         command: Sequence[str] = COMMAND,
     ) -> None:
-        self.settings, self.ledger = settings, ledger
-        self.slots = [
-            Slot(
-                f"worker-{number}",
-                Load(dict(settings.engine(device)), settings.worker.beat_s),
-                ledger,
-                rules=settings.worker,
-                on_fatal=on_fatal,
-                command=command,
-            )
-            for number, device in enumerate(settings.devices)
-        ]
-        self.updates = WeightUpdates(self.slots)
+        self.settings, self.ledger, self.command = settings, ledger, command
+        self._numbers = count()
+        self.slots = [self._new(device, on_fatal) for device in settings.devices]
+        self.updates = WeightUpdates(lambda: self.staying)
+
+    @property
+    def staying(self) -> list[Slot]:
+        """Slots that are to take jobs: neither told to leave nor unable to load."""
+        return [slot for slot in self.slots if not slot.leaves]
+
+    def scale(self, workers: int, device: str | None = None) -> None:
+        """Add workers, or let some go, until `workers` stay; who goes finishes its job first.
+
+        New ones are on `device`, or else where the fewest of the settings' devices are, and take the weights that the
+        others have. RequestError for a number that cannot be had, Refusal 409 while weights are updated.
+        """
+        several = self.settings.gpus > 1 and self.settings.ray is None and set(self.settings.devices) != {"cpu"}
+        if workers < 1 or workers > (1 if several else MOST_WORKERS):
+            allowed = "1: several replicas of several GPUs need Ray" if several else f"1 to {MOST_WORKERS}"
+            raise RequestError("count", workers, allowed)
+        with self.updates.kept_out():
+            self.slots = [slot for slot in self.slots if slot.is_alive() or not slot.leaves]
+            staying = self.staying
+            for slot in sorted(staying, key=_reluctance)[: max(0, len(staying) - workers)]:
+                slot.leave()
+            for _ in range(len(staying), workers):
+                slot = self._new(device or self._emptiest(), _add_failed)
+                for other in staying[:1]:
+                    slot.updates.inherit(other.updates)
+                self.slots = [*self.slots, slot]
+                slot.start()
+
+    def _new(self, device: str, on_fatal: Callable[[str], None]) -> Slot:
+        return Slot(
+            f"worker-{next(self._numbers)}",
+            Load(dict(self.settings.engine(device)), self.settings.worker.beat_s),
+            self.ledger,
+            rules=self.settings.worker,
+            on_fatal=on_fatal,
+            command=self.command,
+        )
+
+    def _emptiest(self) -> str:
+        """The device of the settings that has fewest workers."""
+        used = Counter(slot.device for slot in self.staying)
+        return min(dict.fromkeys(self.settings.devices), key=lambda device: used[device])
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -56,18 +98,19 @@ class Supervisor:
 
     def check_fits(self, plan: Plan) -> None:
         """CapacityError, with the numbers, for a plan that some worker cannot run: any of them may get the job."""
-        for slot in self.slots:
+        for slot in self.staying:
             if slot.capacity is not None:
                 slot.capacity.check(plan)
 
     @property
     def is_ready(self) -> bool:
-        """Every worker is loaded and alive."""
-        return all(slot.is_ready for slot in self.slots)
+        """Every worker that stays is loaded and alive."""
+        staying = self.staying
+        return bool(staying) and all(slot.is_ready for slot in staying)
 
     def states(self) -> Json:
-        """How many workers are in each state."""
-        found = Counter(str(slot.state) for slot in self.slots)
+        """How many workers are in each state; who left is not counted."""
+        found = Counter(str(slot.state) for slot in self.slots if slot.is_alive() or not slot.leaves)
         return {str(state): found.get(str(state), 0) for state in SlotState}
 
     def start(self) -> None:
@@ -104,3 +147,12 @@ class Supervisor:
         for slot in self.slots:
             if slot.is_alive():
                 slot.join()
+
+
+def _reluctance(slot: Slot) -> tuple[int, int]:
+    """Who goes first: one that is not ready, then one without a job, and of equals the newest."""
+    return slot.is_ready + (slot.state is SlotState.BUSY), -int(slot.name.rpartition("-")[2])
+
+
+def _add_failed(reason: str) -> None:
+    log.error("a worker that was added is given up", extra={"cause": reason})

@@ -104,6 +104,8 @@ def write(output: Path, seed: int, *, frames: int = FRAMES) -> None:
 def build(settings: Json) -> FakeEngine:
     how = str(settings["model"])
     log.info("worker starts", extra={"pid": os.getpid()})
+    if settings.get("device") == "absent":
+        raise RequestError("device", "absent", "this machine has 1 usable GPUs")
     if how == "missing":
         raise CheckpointError("the model folder /srv/models/missing has no model_index.json")
     if how == "load dies":

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,76 @@ def test_all_jobs_end_once_though_a_worker_is_killed(cluster: str, tmp_path: Pat
     while set(workers()) - before and time.monotonic() < until:
         time.sleep(0.1)
     assert not set(workers()) - before
+
+
+@pytest.fixture
+def service(cluster: str, tmp_path: Path) -> Iterator[Callable[..., Supervisor]]:
+    """Makes a running supervisor of fake workers on the cluster, with a store of its own."""
+    made: list[tuple[Supervisor, JobStore]] = []
+
+    def make(**settings: Any) -> Supervisor:
+        store = JobStore(f"sqlite:///{tmp_path / 'jobs.db'}")
+        ledger = Ledger(store, DataFolder(tmp_path), Metrics())
+        command = (sys.executable, "-m", "h3serve.service.ray_relay", cluster, "tests.service.fake_worker")
+        values = ServiceSettings("fake", worker=RULES, ray=cluster, **settings)
+        supervisor = Supervisor(values, ledger, on_fatal=pytest.fail, command=command)
+        supervisor.start()
+        made.append((supervisor, store))
+        return supervisor
+
+    yield make
+    for supervisor, store in made:
+        supervisor.hurry()
+        store.close()
+
+
+def until(look: Callable[[], Any], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not look():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.1)
+
+
+def ready(supervisor: Supervisor) -> int:
+    return sum(slot.is_ready for slot in supervisor.staying)
+
+
+def test_replicas_come_and_go_while_the_server_runs(service: Callable[..., Supervisor]) -> None:
+    supervisor, before = service(devices=("cpu",)), set(workers())
+    until(lambda: ready(supervisor) == 1)
+    supervisor.scale(3)
+    until(lambda: ready(supervisor) == 3 and len(set(workers()) - before) == 3)
+    supervisor.scale(1)
+    until(lambda: len(set(workers()) - before) == 1 and ready(supervisor) == 1)
+
+
+def test_a_replica_of_two_ranks_waits_for_room_for_both(service: Callable[..., Supervisor]) -> None:
+    """Three CPUs hold one replica of two; the room of the one that goes is the other one's."""
+    supervisor = service(devices=("cpu", "cpu"), gpus=2)
+    until(lambda: ready(supervisor) == 1)
+    time.sleep(3)
+    first = next(slot for slot in supervisor.slots if slot.is_ready)
+    assert ready(supervisor) == 1
+    first.leave()
+    until(lambda: not first.is_alive() and ready(supervisor) == 1)
+
+
+def test_what_a_rank_needs_of_a_node() -> None:
+    assert ray_relay.bundles(Load({"device": "cpu"})) == [{"CPU": 1}]
+    assert ray_relay.bundles(Load({"device": "cuda", "gpus": 2})) == [{"CPU": 1, "GPU": 1}] * 2
+
+
+def test_the_replica_ends_with_the_place_of_any_rank() -> None:
+    class Ray:
+        @staticmethod
+        def wait(refs: list[str], timeout: float) -> tuple[list[str], list[str]]:
+            return [refs[-1]], refs[:-1]
+
+        @staticmethod
+        def get(ref: str) -> int:
+            raise RuntimeError(f"{ref} died")
+
+    assert ray_relay.await_end(Ray, "worker", ["second rank"]) == 1
 
 
 def relay(monkeypatch: pytest.MonkeyPatch, connect: Any) -> list[Message]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from h3serve.core.errors import CapacityError
+from h3serve.core.errors import CapacityError, RequestError
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
 from h3serve.service.folder import DataFolder
@@ -214,6 +214,57 @@ def test_two_devices_run_two_jobs_at_once_and_both_must_have_room(make: Make) ->
     plan = Plan.resolve(parse_request({"task": "t2va", "prompt": "a", "target": target}))
     with pytest.raises(CapacityError, match=r"14\.00 GiB are usable"):  # either may get a job: it must fit both
         service.supervisor.check_fits(plan)
+
+
+def test_workers_are_added_and_let_go_while_jobs_run(make: Make) -> None:
+    service = make()
+    supervisor = service.supervisor
+    jobs = [service.submit("slow 0.3") for _ in range(3)]
+    supervisor.scale(3)
+    until(lambda: all(service.ledger.board.get(job.id) for job in jobs))  # at once
+    assert [slot.device for slot in supervisor.slots] == ["auto"] * 3 and supervisor.is_ready
+    leaving = supervisor.slots[1:]
+    supervisor.scale(1)
+    assert supervisor.is_ready and [slot.leaves for slot in supervisor.slots] == [False, True, True]
+    rows = [service.wait(job) for job in jobs]
+    assert [(row.state, row.attempts) for row in rows] == [(State.COMPLETED, 1)] * 3
+    until(lambda: not any(slot.is_alive() for slot in leaving))
+    assert sum(supervisor.states().values()) == 1
+    assert service.wait(service.submit("a lion")).state is State.COMPLETED
+    supervisor.scale(2)
+    assert [slot.name for slot in supervisor.slots] == ["worker-0", "worker-3"]
+    until(lambda: supervisor.is_ready)
+
+
+def test_a_worker_without_a_job_goes_before_one_with(make: Make) -> None:
+    service = make(devices=("cpu", "cpu"))
+    until(lambda: service.supervisor.is_ready)
+    job = service.submit("slow 0.2")
+    until(lambda: service.ledger.board.get(job.id))
+    service.supervisor.scale(1)
+    assert [slot.leaves for slot in service.supervisor.slots] == [slot.job is None for slot in service.supervisor.slots]
+    assert service.wait(job).state is State.COMPLETED
+
+
+def test_an_added_worker_that_cannot_load_fails_alone(make: Make) -> None:
+    service = make()
+    until(lambda: service.supervisor.is_ready)
+    service.supervisor.scale(2, "absent")
+    slot = service.supervisor.slots[1]
+    until(lambda: slot.failure)
+    assert slot.failure is not None and "1 usable GPUs" in slot.failure
+    until(lambda: not slot.is_alive())
+    assert service.supervisor.is_ready and not service.fatal
+    assert service.wait(service.submit("a lion")).state is State.COMPLETED
+
+
+@pytest.mark.parametrize(("count", "more"), [(0, {}), (65, {}), (2, {"gpus": 2, "devices": ("cuda",)})])
+def test_numbers_of_workers_that_cannot_be(folder: DataFolder, store: JobStore, count: int, more: Any) -> None:
+    ledger = Ledger(store, folder, Metrics())
+    supervisor = Supervisor(ServiceSettings("fake", **more), ledger, on_fatal=lambda reason: None, command=FAKE)
+    with pytest.raises(RequestError, match="1"):
+        supervisor.scale(count)
+    assert len(supervisor.slots) == 1
 
 
 def test_a_job_for_another_partition_waits(make: Make) -> None:
