@@ -24,7 +24,7 @@ class H3Engine:
         self.tasks: tuple[str, ...] = engine.tasks
         self.size_rules: Json = asdict(engine.rules)
         self.capacity: Json | None = asdict(engine.capacity) if engine.capacity else None
-        self.load_stats: Json = {"seconds": round(time.monotonic() - began, 3)}
+        self.load_stats: Json = {"seconds": round(time.monotonic() - began, 3), **self.generator.replica.describe()}
         if engine.device.type == "cuda":
             self.load_stats["peak_bytes"] = engine.peaks.load_peak
         engine.prepare()

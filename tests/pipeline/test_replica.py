@@ -32,7 +32,7 @@ from tests.media.films import counter, film
 from tests.rank_pool import Pool, pool
 
 TARGET = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
-REQUEST: dict[str, Any] = {"task": "t2va", "prompt": "rain", "target": TARGET, "num_inference_steps": 2, "seed": 3}
+REQUEST: dict[str, Any] = {"task": "t2va", "prompt": "rain.", "target": TARGET, "num_inference_steps": 2, "seed": 3}
 SHAPES = [Shape(2, 1), Shape(1, 2), Shape(2, 2)]
 
 
@@ -96,7 +96,7 @@ def expected(requests: dict[str, dict[str, Any]], one: Generator) -> dict[str, d
 
 
 def outcome(generator: Generator, request: dict[str, Any], **how: Any) -> dict[str, Any]:
-    result = generator.generate(request, keep=("latents", "noise"), **how)
+    result = generator.generate(request, keep=("latents", "noise", "positions"), **how)
     return {"video": result.video, "audio": result.audio, **result.kept}
 
 
@@ -118,10 +118,23 @@ def _generate(ranks: Ranks, dtype: torch.dtype, request: dict[str, Any], noise: 
     return found if ranks.leads else {name: value for name, value in found.items() if name.startswith("noise")}
 
 
+def test_no_sequence_can_be_divided_evenly(requests: Any, expected: Any) -> None:
+    assert all(len(expected[task]["token_tags"]) % 2 for task in requests)
+
+
 @pytest.mark.parametrize("task", ["t2va", "fl2va", "ref2va"])
 def test_bit_equal_to_one_rank_in_float64(ranks: Pool, task: str, requests: Any, expected: Any) -> None:
     first = ranks.run(_generate, torch.float64, requests[task], timeout=120)[0]
     for name, value in expected[task].items():
+        assert np.array_equal(first[name], value), name
+
+
+@pytest.mark.parametrize("shape", [Shape(4, 1), Shape(1, 4)], ids=str)
+def test_bit_equal_on_four_ranks_of_one_kind(shape: Shape, model: Path, expected: Any) -> None:
+    with pool(shape.ulysses, shape.tp) as processes:
+        processes.run(_load, str(model), timeout=60)
+        first = processes.run(_generate, torch.float64, REQUEST, timeout=120)[0]
+    for name, value in expected["t2va"].items():
         assert np.array_equal(first[name], value), name
 
 
@@ -182,6 +195,11 @@ def test_a_request_arrives_whole(requests: dict[str, dict[str, Any]]) -> None:
 def test_real_processes(model: Path, expected: Any) -> None:
     """`gpus=2` starts an interpreter; a cancelled request leaves it usable, a lost one ends the replica."""
     generator = Generator.from_pretrained(model, device="cpu", partition="both", gpus=2)
+    assert generator.replica.describe()["ranks"] == {
+        "ulysses": 2,
+        "tp": 1,
+        "why": "Ulysses exchanges least, and memory is no concern here",
+    }
     try:
         found = outcome(generator, REQUEST)
         for name in ("final_video_latents", "final_audio_latents"):
