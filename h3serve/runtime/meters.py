@@ -1,6 +1,7 @@
 """Device memory: the peak of loading and the peak of running, kept apart.
 
-The load peak is frozen when initialisation is done. The runtime peak counts from there, from the memory that is
+The load peak is frozen when initialisation is done; it counts from what the process held before, such as the
+workspaces of an earlier engine's libraries. The runtime peak counts from there, from the memory that is
 allocated then, over warm-up and requests, and a replica's is the largest of its ranks'.
 """
 
@@ -24,12 +25,13 @@ class PeakMeter:
         self._load_peak: int | None = None
         self._peak = 0
         self._counts = device.type == "cuda"
+        self._before = torch.cuda.memory_allocated(device) if self._counts else 0
         self.mark()
 
     @property
     def load_peak(self) -> int:
         """Peak while loading, or so far if loading is not done."""
-        return self._peak_so_far() if self._load_peak is None else self._load_peak
+        return self._peak_so_far() - self._before if self._load_peak is None else self._load_peak
 
     @property
     def runtime_peak(self) -> int:
@@ -39,7 +41,7 @@ class PeakMeter:
     def load_done(self) -> None:
         """Freeze the load peak, the largest of all ranks'; the runtime peak begins at what is allocated now."""
         self.mark()
-        self._load_peak, self._peak = self._of_replica(self._peak), 0
+        self._load_peak, self._peak = self._of_replica(self._peak - self._before), 0
         self.mark()
 
     def mark(self) -> int:

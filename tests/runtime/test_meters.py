@@ -26,6 +26,7 @@ class Counter:
 def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter]:
     counter = Counter()
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: counter.peak)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: counter.now)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", counter.reset)
     yield counter
 
@@ -38,6 +39,15 @@ def test_phases_do_not_mix(counter: Counter) -> None:
     assert (meter.load_peak, meter.runtime_peak) == (90, 40)
     counter.allocate(60), counter.allocate(45)
     assert (meter.load_peak, meter.runtime_peak) == (90, 60)
+
+
+def test_the_load_peak_counts_from_what_was_held_before(counter: Counter) -> None:
+    counter.allocate(32)
+    meter = PeakMeter(torch.device("cuda"))
+    counter.allocate(90), counter.allocate(40)
+    assert meter.load_peak == 58
+    meter.load_done()
+    assert (meter.load_peak, meter.runtime_peak) == (58, 40)
 
 
 def test_stages_are_told_apart_without_losing_the_peak(counter: Counter) -> None:
