@@ -9,50 +9,20 @@ what would begin after `budget` seconds is left out. `--demo` tries everything o
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import multiprocessing as mp
 import time
 from pathlib import Path
 
-import torch
+from h3serve.runtime.groups import open_store
 
-from bench.ranks_bench import Bench
-from bench.ranks_codecs import text_encoder, video_vae
-from bench.ranks_requests import error_on_one_rank, exchanges, whole_requests
-from bench.ranks_steps import steps
-from h3serve.pipeline.generator import Generator
-from h3serve.runtime.groups import Ranks, open_store
-from h3serve.runtime.shape import Shape
-
-WITH_ENGINE = {"requests": whole_requests, "error": error_on_one_rank, "exchanges": exchanges, "vae": video_vae}
-PARTS = (*WITH_ENGINE, "steps", "text")
-
-
-def run(bench: Bench) -> None:
-    """The parts in the order in which they use the engine up."""
-    wanted = bench.options.parts
-    engine = bench.build()
-    if {"requests", "error"} & set(wanted):
-        Generator(engine).generate(bench.request(1, small=True))  # kernels are compiled, networks awake
-    for name, part in WITH_ENGINE.items():
-        if name in wanted:
-            part(bench, engine)
-    engine = dataclasses.replace(engine, text_encoder=None, placements={})  # room for a second, cut transformer
-    if "steps" in wanted:
-        steps(bench, engine)
-    del engine
-    if "text" in wanted:
-        text_encoder(bench)
+PARTS = ("requests", "error", "exchanges", "vae", "steps", "text")
 
 
 def rank_main(rank: int, port: int, options: argparse.Namespace) -> None:
-    """One rank's process."""
-    torch.set_num_threads(1 if options.demo else 8)
-    device = torch.device("cpu") if options.demo else torch.device("cuda", rank)
-    ranks = Ranks(rank, Shape(ulysses=options.gpus), port=port, device=device)
-    ranks.open()
-    run(Bench(ranks, options))
-    ranks.close()
+    """One rank's process; this one has no need of what the ranks import."""
+    from bench.ranks_run import run_rank
+
+    run_rank(rank, port, options)
 
 
 def main() -> None:
@@ -66,7 +36,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     server, port = open_store()
-    context = mp.get_context("fork")  # nothing here has woken a GPU yet, and imports take long
+    context = mp.get_context("spawn")  # a library may have woken CUDA here by being imported
     processes = [context.Process(target=rank_main, args=(rank, port, options)) for rank in range(options.gpus)]
     for process in processes:
         process.start()
