@@ -12,7 +12,7 @@ import torch
 from bench.memory.run import GIB, Results, Run, body, ready_engine
 from h3serve.pipeline.generator import Generator
 
-EDGES = (128, 192, 256)
+EDGES = (64, 128, 192, 256)
 
 
 def mixed_part(run: Run, found: Results) -> None:
@@ -22,7 +22,9 @@ def mixed_part(run: Run, found: Results) -> None:
     began = time.perf_counter()
     for number in range(wanted):
         keyframe = number % 5 == 4
-        request = body(run, EDGES[number % 3], 4.0 + number % 2, 1 + number % 2, seed=number, keyframe=keyframe)
+        request = body(
+            run, EDGES[number % len(EDGES)], 4.0 + number % 2, 1 + number % 2, seed=number, keyframe=keyframe
+        )
         generator.generate(request)
         rows.append([number + 1, *_held(run)])
         if run.spent > run.limit:

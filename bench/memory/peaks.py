@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from bench.memory.run import GIB, Results, Run, body, ready_engine
 from h3serve.core.capacity import work_of
-from h3serve.models.video_vae_memory import batched_tile_bytes
+from h3serve.models.video_vae_memory import tiles_of
 from h3serve.pipeline.generator import Generator
 from h3serve.runtime.machine import Machine
 from h3serve.runtime.meters import PeakMeter
@@ -22,8 +22,7 @@ def peaks_part(run: Run, found: Results) -> None:
         meter = PeakMeter(run.device)
         meter.load_done()
         result = Generator(replace(engine, peaks=meter)).generate(body(run, edge, seconds, 1, keyframe=True))
-        tiles = batched_tile_bytes(engine.video_vae)
-        work = work_of(result.plan, tile_bytes=tiles, value_bytes=run.dtype.itemsize)
+        work = work_of(result.plan, tiles=tiles_of(engine.video_vae), value_bytes=run.dtype.itemsize)
         guess = choose("resident", RELEASED_SIZES, work, Machine(*(1000 * GIB,) * 4))
         found[f"{edge} {seconds:g} s"] = {
             "rows": result.plan.rows,

@@ -20,7 +20,7 @@ from bench.memory.pinned import TimedStore, share_weights, to_pinned, visiting
 from bench.memory.run import GIB, Mark, Results, Run, between, body, ready_engine
 from h3serve.core.capacity import work_of
 from h3serve.core.plan import Plan
-from h3serve.models.video_vae_memory import SHARE, batched_tile_bytes, fit_tiles
+from h3serve.models.video_vae_memory import SHARE, fit_tiles, tiles_of
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.generator import Generator
 from h3serve.pipeline.progress import Progress
@@ -100,7 +100,7 @@ def stream_part(run: Run, found: Results, *, cap_gib: float) -> None:
 
 def chosen(run: Run, plan: Plan, engine: Engine, cap: int) -> Choice:
     """What `--residency stream` makes of an empty card of that size."""
-    work = work_of(plan, tile_bytes=batched_tile_bytes(engine.video_vae), value_bytes=run.dtype.itemsize)
+    work = work_of(plan, tiles=tiles_of(engine.video_vae), value_bytes=run.dtype.itemsize)
     return choose("stream", RELEASED_SIZES, work, Machine(cap, cap, 200 * GIB, 200 * GIB))
 
 

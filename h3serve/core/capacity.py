@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from h3serve.core.cost import GIB, modulation_bytes, step_bytes, text_bytes
 from h3serve.core.errors import CapacityError
@@ -12,6 +13,7 @@ from h3serve.core.plan import Plan
 SLOTS = 100  # of a modulation slab to begin with: the default schedule has 99 timesteps
 WINDOW_FRAMES = 28  # raw frames of one window of the video VAE, float32
 WINDOW_COPIES = 6  # of a whole window, while its tiles are faded into each other: 5.4 to 5.8 seen
+TILE, OVERLAP = 256, 64  # pixels along each side of the video VAE's tiles
 SLAB_BYTES = 4 * GIB  # the most that the modulation of one request may take on the device
 
 
@@ -23,6 +25,15 @@ class Work:
     stages: Mapping[str, int]
 
 
+class Tiles(NamedTuple):
+    """Of the video VAE: bytes of a tile that is encoded, and decoded, and how many go through at once at most."""
+
+    encode_bytes: int
+    decode_bytes: int
+    encode_batch: int = 1
+    decode_batch: int = 1
+
+
 @dataclass(frozen=True)
 class Capacity:
     """Device bytes of an engine: weights there during each stage, what is usable in all, and what was free before."""
@@ -30,11 +41,14 @@ class Capacity:
     held: Mapping[str, int]
     usable: int
     free: int
-    tiles: tuple[int, int]  # an encoded and a decoded tile of the video VAE
+    tiles: Tiles
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tiles", Tiles(*self.tiles))  # as JSON they were a list
 
     def check(self, plan: Plan) -> None:
         """CapacityError, with the numbers, if `plan` does not fit."""
-        work = work_of(plan, tile_bytes=self.tiles)
+        work = work_of(plan, tiles=self.tiles)
         if work.slab > SLAB_BYTES:
             raise CapacityError(
                 f"the modulation of all steps is {gib(work.slab)}, at most {gib(SLAB_BYTES)}: take fewer steps"
@@ -45,20 +59,27 @@ class Capacity:
                 raise too_much(stage, peak, usable=self.usable, free=self.free)
 
 
-def work_of(plan: Plan, *, tile_bytes: tuple[int, int], value_bytes: int = 2) -> Work:
-    """What `plan` needs; `tile_bytes` of an encoded and of a decoded tile of the video VAE, as batched."""
-    model = plan.model
+def work_of(plan: Plan, *, tiles: Tiles, value_bytes: int = 2) -> Work:
+    """What `plan` needs; a window's tiles are gone when they have been faded into each other."""
+    model, there = plan.model, _tiles_over(plan.canvas)
+    encoding = min(there, tiles.encode_batch) * tiles.encode_bytes
+    decoding = min(there, tiles.decode_batch) * tiles.decode_bytes
     window = WINDOW_FRAMES * plan.canvas[0] * plan.canvas[1] * 3 * 4
     projection = model.adaln_params // model.layers * value_bytes
     return Work(
         slab=modulation_bytes(max(SLOTS, plan.timesteps), model, value_bytes),
         stages={
             "encode text": text_bytes(plan.text_tokens, model, value_bytes),
-            "encode conditions": tile_bytes[0] if plan.conditions else 0,
+            "encode conditions": encoding if plan.conditions else 0,
             "denoise": max(step_bytes(plan.rows, model, value_bytes), 3 * projection),
-            "decode": tile_bytes[1] + WINDOW_COPIES * window,
+            "decode": max(decoding + window, WINDOW_COPIES * window),
         },
     )
+
+
+def _tiles_over(canvas: tuple[int, int]) -> int:
+    columns, rows = (1 + max(0, -(-(length - TILE) // (TILE - OVERLAP))) for length in canvas)
+    return columns * rows
 
 
 def too_much(stage: str, peak: int, *, usable: int, free: int, advice: str = "") -> CapacityError:

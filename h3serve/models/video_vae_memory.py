@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from h3serve.core.capacity import Tiles
 from h3serve.models.video_vae import VideoVAE
 from h3serve.models.video_vae_config import VideoVAEConfig
 
@@ -31,7 +32,7 @@ def fit_tiles(vae: VideoVAE, tile_bytes: int) -> None:
     vae.encode_tile_batch = max(1, tile_bytes // encode_tile_bytes(vae.config))
 
 
-def batched_tile_bytes(vae: VideoVAE) -> tuple[int, int]:
-    """Bytes of the tiles that are encoded, and decoded, at once."""
-    encoded = vae.encode_tile_batch * encode_tile_bytes(vae.config)
-    return encoded, vae.tile_batch * decode_tile_bytes(vae.config)
+def tiles_of(vae: VideoVAE) -> Tiles:
+    """Its tiles as they are batched now."""
+    config = vae.config
+    return Tiles(encode_tile_bytes(config), decode_tile_bytes(config), vae.encode_tile_batch, vae.tile_batch)

@@ -24,7 +24,7 @@ from h3serve.models.text_encoder import TextEncoder
 from h3serve.models.tiers import TIERS, has_float8, use_tier, use_vae_tier
 from h3serve.models.tokenizer import Tokenizer
 from h3serve.models.video_vae import VideoVAE, to_compute_dtype
-from h3serve.models.video_vae_memory import batched_tile_bytes
+from h3serve.models.video_vae_memory import tiles_of
 from h3serve.pipeline.schedule import default_times
 from h3serve.runtime.adaln import AdaLN
 from h3serve.runtime.encodings import EncodingCache, folder_for
@@ -92,7 +92,7 @@ class Engine:
         """What requests may need on this engine's GPU; None on a CPU, where nothing is refused."""
         if self.choice is None or self.device.type != "cuda":
             return None
-        return capacity_of(self.choice, batched_tile_bytes(self.video_vae))
+        return capacity_of(self.choice, tiles_of(self.video_vae))
 
     def check_plan(self, plan: Plan) -> None:
         """CapacityError, with the numbers, for a request that cannot fit on this engine's GPU."""

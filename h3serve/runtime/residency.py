@@ -1,6 +1,7 @@
 """Which placement each network gets: arithmetic from sizes, the plan and the machine, and it can be shown.
 
-Candidates go from quickest to most frugal. The first one whose every stage fits on the device is taken.
+Candidates go from quickest to most frugal. The first one whose every stage fits on the device, and leaves room for
+what allocators waste, is taken.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from h3serve.core.capacity import Capacity, Work, gib, too_much
+from h3serve.core.capacity import Capacity, Tiles, Work, gib, too_much
 from h3serve.core.cost import GIB
 from h3serve.core.errors import RequestError
 from h3serve.runtime.machine import Machine
@@ -19,7 +20,7 @@ RESIDENCIES = ("auto", "resident", "offload", "stream")
 MARGIN = 0.02  # of the device: what allocators round up
 MARGIN_BYTES = 3 * GIB // 4  # CUDA context and library workspaces
 HOST_SHARE = 0.8  # of the free host memory that weights may take
-FRAGMENTS = 3 * GIB  # of a nearly full device: what lies unusable between tensors that come and go (1.9 seen)
+FRAGMENTS = 3 * GIB  # of a nearly full device: what lies unusable between tensors that come and go (2.2 seen)
 DEPTH = 1  # blocks sent for ahead
 
 VAES = ("video_vae", "audio_vae")
@@ -121,7 +122,7 @@ class Choice:
         ]
 
 
-def capacity_of(choice: Choice, tile_bytes: tuple[int, int]) -> Capacity:
+def capacity_of(choice: Choice, tiles: Tiles) -> Capacity:
     """What the weights as they have been placed leave for requests."""
     nothing = Work(0, dict.fromkeys(STAGES, 0))
     held = {
@@ -129,7 +130,7 @@ def capacity_of(choice: Choice, tile_bytes: tuple[int, int]) -> Capacity:
         for stage, users in STAGES.items()
     }
     held["denoise"] += choice.resident_blocks * choice.sizes["transformer"].block
-    return Capacity(held, choice.budget, choice.machine.device_free, tile_bytes)
+    return Capacity(held, choice.budget, choice.machine.device_free, tiles)
 
 
 def choose(residency: str, sizes: Mapping[str, Size], work: Work, machine: Machine) -> Choice:
@@ -141,9 +142,9 @@ def choose(residency: str, sizes: Mapping[str, Size], work: Work, machine: Machi
         raise RequestError("residency", residency, f"{', '.join(RESIDENCIES[:-1])} or {RESIDENCIES[-1]}")
     budget = int(machine.device_free - MARGIN * machine.device_bytes) - MARGIN_BYTES
     choices = [_choice(modes, sizes, work, machine, budget) for modes in ALLOWED[residency]]
-    for choice in choices:
-        if choice.peak <= budget:
-            return choice
+    fitting = [choice for choice in choices if choice.peak <= budget]
+    if fitting:
+        return next((choice for choice in fitting if choice.peak + FRAGMENTS <= budget), fitting[-1])
     nearest = min(choices, key=lambda choice: choice.peak)
     stage = max(nearest.peaks, key=lambda name: nearest.peaks[name])
     frugal = "" if residency in ("auto", "stream") else "; --residency stream needs least"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from h3serve.core.capacity import gib, work_of
+from h3serve.core.capacity import Tiles, gib, work_of
 from h3serve.core.cost import ModelSize
 from h3serve.core.errors import CapacityError
 from h3serve.core.plan import Plan
@@ -52,8 +52,8 @@ def choose_for(
     model = model_size(configs["transformer"], configs["text_encoder"], sizes, dtype)
     plan = Plan.resolve(parse_request(DEFAULT_REQUEST), model=model)
     machine = Machine(**{name: agree(value) for name, value in vars(measure(device)).items()})
-    tiles = tile_bytes(configs["video_vae"], machine.device_bytes if device.type == "cuda" else 0)
-    work = work_of(plan, tile_bytes=tiles, value_bytes=dtype.itemsize)
+    tiles = tiles_for(configs["video_vae"], machine.device_bytes if device.type == "cuda" else 0)
+    work = work_of(plan, tiles=tiles, value_bytes=dtype.itemsize)
     shared = {n: replace(size, block=-(-size.block // divided.get(n, 1))) for n, size in sizes.items()}
     choice = choose(residency, shared, work, machine)
     if not all(choice.modes[name] == "resident" for name in divided):
@@ -64,9 +64,9 @@ def choose_for(
 def choose_released(residency: str, plan: Plan, machine: Machine, *, float8: bool = False) -> Choice:
     """The placement that a request needs of the released model on some machine."""
     config = VideoVAEConfig.from_dict(RELEASED["video_vae"])
-    tiles = tile_bytes(config, machine.device_bytes)
+    tiles = tiles_for(config, machine.device_bytes)
     sizes = RELEASED_SIZES_8_BITS if float8 else RELEASED_SIZES
-    choice = choose(residency, sizes, work_of(plan, tile_bytes=tiles), machine)
+    choice = choose(residency, sizes, work_of(plan, tiles=tiles), machine)
     return _with_host(choice) if float8 else choice
 
 
@@ -115,11 +115,11 @@ def model_size(
     )
 
 
-def tile_bytes(config: VideoVAEConfig, device_bytes: int) -> tuple[int, int]:
-    """Bytes of the video VAE's tiles that a GPU of that size encodes, and decodes, at once (`use_vae_tier`)."""
+def tiles_for(config: VideoVAEConfig, device_bytes: int) -> Tiles:
+    """The video VAE's tiles as a GPU of that size batches them (`use_vae_tier`)."""
     encoded, decoded = encode_tile_bytes(config), decode_tile_bytes(config)
     share = device_bytes // SHARE
-    return max(encoded, share // encoded * encoded), max(decoded, share // decoded * decoded)
+    return Tiles(encoded, decoded, max(1, share // encoded), max(1, share // decoded))
 
 
 def _size(name: str, config: Any, dtype: torch.dtype, partitions: int, *, float8: bool) -> Size:

@@ -3,13 +3,13 @@ from dataclasses import asdict
 
 import pytest
 
-from h3serve.core.capacity import Capacity
+from h3serve.core.capacity import Capacity, Tiles, work_of
 from h3serve.core.cost import GIB
 from h3serve.core.errors import CapacityError
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
 
-ROOM = Capacity({"encode text": 2 * GIB, "denoise": 8 * GIB}, usable=14 * GIB, free=15 * GIB, tiles=(GIB, GIB))
+ROOM = Capacity({"encode text": 2 * GIB, "denoise": 8 * GIB}, usable=14 * GIB, free=15 * GIB, tiles=Tiles(GIB, GIB))
 
 
 def plan(seconds: float, steps: int = 50) -> Plan:
@@ -26,6 +26,19 @@ def test_what_fits_passes_and_what_does_not_is_refused_with_the_numbers() -> Non
 def test_too_many_steps() -> None:
     with pytest.raises(CapacityError, match=r"modulation of all steps is \d+\.\d\d GiB, at most 4.00 .* fewer steps"):
         ROOM.check(plan(4, steps=1000))
+
+
+@pytest.mark.parametrize(
+    ("edge", "ratio", "there"),
+    [(64, "1:1", 1), (256, "1:1", 1), (256, "16:9", 2), (512, "16:9", 15), (768, "16:9", 28)],
+)
+def test_no_more_tiles_are_at_once_than_a_window_has(edge: int, ratio: str, there: int) -> None:
+    target = {"short_edge": edge, "aspect_ratio": ratio, "duration_seconds": 4}
+    some = Plan.resolve(parse_request({"task": "t2va", "prompt": "a", "target": target}))
+    window, tile = 28 * some.canvas[0] * some.canvas[1] * 3 * 4, 3 * GIB
+    assert work_of(some, tiles=Tiles(GIB, tile, 50, 50)).stages["decode"] == there * tile + window
+    assert work_of(some, tiles=Tiles(GIB, tile, 50, 1)).stages["decode"] == tile + window
+    assert work_of(some, tiles=Tiles(GIB, 0, 50, 50)).stages["decode"] == 6 * window
 
 
 def test_it_travels_as_json() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from h3serve.core.capacity import work_of
+from h3serve.core.capacity import Tiles, work_of
 from h3serve.core.cost import GIB
 from h3serve.core.errors import CapacityError, RequestError
 from h3serve.core.plan import Plan
@@ -13,7 +13,7 @@ from h3serve.core.request import parse_request
 from h3serve.models.float8 import FLOAT8
 from h3serve.models.float8_linear import use_float8
 from h3serve.models.video_vae import VideoVAE
-from h3serve.models.video_vae_memory import SHARE, batched_tile_bytes, fit_tiles
+from h3serve.models.video_vae_memory import SHARE, fit_tiles, tiles_of
 from h3serve.runtime.machine import Machine
 from h3serve.runtime.placement import BLOCKS, split
 from h3serve.runtime.rebuild import is_projection
@@ -25,11 +25,11 @@ from h3serve.runtime.residency import (
     capacity_of,
     choose,
 )
-from h3serve.runtime.sizes import choose_released, tile_bytes
+from h3serve.runtime.sizes import choose_released, tiles_for
 from h3serve.weights.components import RECIPES, build_on_meta
 from h3serve.weights.released import RELEASED
 
-TILES = (GIB, GIB // 2)
+TILES = Tiles(GIB, GIB // 2)
 
 
 def plan(seconds: float = 5.0) -> Plan:
@@ -41,7 +41,7 @@ def machine(device: float, host: float) -> Machine:
     return Machine(int(device * GIB), int(device * GIB), int(host * GIB), int(host * GIB))
 
 
-WORK = work_of(plan(), tile_bytes=TILES)
+WORK = work_of(plan(), tiles=TILES)
 
 
 @pytest.mark.parametrize("float8", [False, True])
@@ -103,7 +103,7 @@ def test_tiles_are_counted_as_they_will_be_batched(gib: int) -> None:
     vae = build_on_meta(recipe, recipe.read_config(dict(RELEASED["video_vae"])))
     assert isinstance(vae, VideoVAE)
     fit_tiles(vae, gib * GIB // SHARE)
-    assert tile_bytes(vae.config, gib * GIB) == batched_tile_bytes(vae)
+    assert tiles_for(vae.config, gib * GIB) == tiles_of(vae)
 
 
 def test_little_host_memory_leaves_weights_in_their_files() -> None:
@@ -120,7 +120,7 @@ def test_two_partitions_need_room_for_two_transformers() -> None:
 def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
     with pytest.raises(CapacityError, match=r"needs 9\d\.\d+ GiB on the device, .* --residency stream needs least"):
         choose("resident", RELEASED_SIZES, WORK, machine(80, 128))
-    long = work_of(plan(15.0), tile_bytes=TILES)
+    long = work_of(plan(15.0), tiles=TILES)
     with pytest.raises(CapacityError, match="denoise needs .* a shorter or smaller clip"):
         choose("auto", RELEASED_SIZES, long, machine(10, 128))
 
@@ -150,5 +150,5 @@ def test_the_arithmetic_is_shown() -> None:
 
 def test_steps_enlarge_the_slab_beyond_its_first_size() -> None:
     assert WORK.slab == 100 * 4_849_152 * 2
-    assert work_of(replace(plan(), steps=10), tile_bytes=TILES).slab == WORK.slab
-    assert work_of(replace(plan(), steps=100), tile_bytes=TILES).slab == 2 * WORK.slab
+    assert work_of(replace(plan(), steps=10), tiles=TILES).slab == WORK.slab
+    assert work_of(replace(plan(), steps=100), tiles=TILES).slab == 2 * WORK.slab

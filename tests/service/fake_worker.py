@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from h3serve.core.capacity import Capacity
+from h3serve.core.capacity import Capacity, Tiles
 from h3serve.core.cost import GIB
 from h3serve.core.errors import CheckpointError, RequestError, WorkerError
 from h3serve.core.geometry import RELEASED_SIZES
@@ -28,7 +28,7 @@ from h3serve.service.worker_loop import OnProgress, main
 log = logging.getLogger("fake")
 STEPS = 4
 SIDE, FRAMES = 64, 12
-SMALL = Capacity({"denoise": 8 * GIB}, usable=14 * GIB, free=15 * GIB, tiles=(GIB, GIB))
+SMALL = Capacity({"denoise": 8 * GIB}, usable=14 * GIB, free=15 * GIB, tiles=Tiles(GIB, GIB))
 
 
 class FakeEngine:
