@@ -5,30 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from h3serve.core.cost import RELEASED_MODEL, ModelSize, attention_flops, linear_flops
+from h3serve.core.cost import RELEASED_MODEL, ModelSize
+from h3serve.core.growth import Growth
 from h3serve.core.tasks import Quality
 
-
-@dataclass(frozen=True)
-class Rates:
-    """Sustained FLOP/s of the linear layers and of attention, and what comes on top of both as a factor."""
-
-    linear: float
-    attention: float
-    overhead: float
-
-    def seconds(self, rows: int, model: ModelSize = RELEASED_MODEL) -> float:
-        """Of one evaluation over `rows` packed rows, everything resident."""
-        floor = linear_flops(rows, model) / self.linear + attention_flops(rows, model) / self.attention
-        return floor * self.overhead
-
-
-# With the optional extra `fa4`; within 1 % of what was measured at 38 and 74 thousand rows.
-MEASURED: Mapping[str, Mapping[Quality, Rates]] = {
+# Curves through what was measured of an evaluation, everything resident, with the optional extra `fa4`: within 1.5 % of
+# it from 38 to 109 thousand rows. `exact` was measured at one length and has diffusers' curve beyond.
+MEASURED: Mapping[str, Mapping[Quality, Growth]] = {
     "NVIDIA H200": {
-        "exact": Rates(686e12, 568e12, 1.111),
-        "lossless": Rates(686e12, 682e12, 1.012),
-        "fast": Rates(1279e12, 682e12, 1.027),
+        "exact": Growth(linear=527e12, attention=567e12),
+        "lossless": Growth(linear=730e12, attention=646e12),
+        "fast": Growth(linear=1066e12, attention=777e12),
     }
 }
 
@@ -49,9 +36,9 @@ class Rest:
 # The video VAE is the same in all tiers but `exact`. 37,296 rows are a clip of 5 s; fixed: text, sound, the MP4's end.
 REST: Mapping[str, Mapping[Quality, Rest]] = {
     "NVIDIA H200": {
-        "exact": Rest(5.55 / 37_296, 14.2 / 37_296, 1.0),
-        "lossless": Rest(3.73 / 37_296, 4.68 / 37_296, 1.0),
-        "fast": Rest(3.73 / 37_296, 4.68 / 37_296, 1.0),
+        "exact": Rest(6.29 / 37_296, 14.2 / 37_296, 1.0),
+        "lossless": Rest(3.48 / 37_296, 4.68 / 37_296, 1.0),
+        "fast": Rest(3.48 / 37_296, 4.68 / 37_296, 1.0),
     }
 }
 
@@ -66,9 +53,9 @@ def request_seconds(
     return {
         device: {
             tier: round(
-                evaluations * rates.seconds(rows, model) + REST[device][tier].seconds(target_rows, condition_rows), 1
+                evaluations * curve.seconds(rows, model) + REST[device][tier].seconds(target_rows, condition_rows), 1
             )
-            for tier, rates in tiers.items()
+            for tier, curve in tiers.items()
         }
         for device, tiers in MEASURED.items()
     }
@@ -77,6 +64,6 @@ def request_seconds(
 def denoise_seconds(rows: int, evaluations: int, model: ModelSize = RELEASED_MODEL) -> dict[str, dict[str, float]]:
     """Seconds of all evaluations on one device, by its kind and by tier."""
     return {
-        device: {tier: round(evaluations * rates.seconds(rows, model), 1) for tier, rates in tiers.items()}
+        device: {tier: round(evaluations * curve.seconds(rows, model), 1) for tier, curve in tiers.items()}
         for device, tiers in MEASURED.items()
     }
