@@ -79,7 +79,7 @@ def test_a_worker_that_dies_later_takes_its_updates_again(start: Make) -> None:
     update(service, "new")
     before = film(service)
     service.wait(service.submit("die"))
-    assert service.supervisor.slots[0].restarts == 2 and film(service) == before
+    assert film(service) == before and service.supervisor.slots[0].restarts == 2
 
 
 def test_an_update_waits_for_the_running_job_and_queued_ones_run_afterwards(start: Make) -> None:
@@ -123,3 +123,20 @@ def test_a_stopping_server_answers(start: Make) -> None:
     with pytest.raises(Refusal, match="stopping") as caught:
         update(service, "new")
     assert caught.value.http_status == 503
+
+
+def test_an_added_worker_has_the_updates_of_the_others(start: Make) -> None:
+    service = start()
+    update(service, "new")
+    before = film(service)
+    service.supervisor.scale(2)
+    service.supervisor.slots[0].leave()
+    assert film(service) == before
+    assert [slot.name for slot in service.supervisor.staying] == ["worker-1"]
+
+
+def test_workers_stay_the_same_while_weights_change(start: Make) -> None:
+    service = start()
+    with service.supervisor.updates.kept_out(), pytest.raises(Refusal) as caught:
+        service.supervisor.scale(2)
+    assert caught.value.http_status == 409 and len(service.supervisor.slots) == 1
