@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from h3serve.core.capacity import Capacity
+from h3serve.core.capacity import Capacity, work_of
 from h3serve.core.errors import RequestError
 from h3serve.core.geometry import SizeRules
 from h3serve.core.plan import Plan
@@ -32,8 +32,8 @@ from h3serve.runtime.identity import maker_of
 from h3serve.runtime.loading import How, build_tiers, place
 from h3serve.runtime.machine import make_current
 from h3serve.runtime.meters import PeakMeter
-from h3serve.runtime.placement import Placement
-from h3serve.runtime.residency import Choice, capacity_of
+from h3serve.runtime.placement import Placement, Visiting
+from h3serve.runtime.residency import Choice, capacity_of, staying_beside
 from h3serve.runtime.scheduled import Direct, ModulationSource
 from h3serve.runtime.sharding import ONE, Share
 from h3serve.runtime.sizes import choose_for
@@ -98,6 +98,13 @@ class Engine:
         """CapacityError, with the numbers, for a request that cannot fit on this engine's GPU."""
         if (capacity := self.capacity) is not None:
             capacity.check(plan)
+
+    def make_room(self, task: Task, plan: Plan) -> None:
+        """Of a streamed transformer as many blocks stay as there is room for beside `plan`'s work."""
+        placement = self.placements.get(self.denoiser(task))
+        if self.choice is not None and self.choice.modes["transformer"] == "stream":
+            assert isinstance(placement, Visiting)
+            placement.keep(staying_beside(self.choice, work_of(plan, tiles=tiles_of(self.video_vae))))
 
     def on_device(self, network: nn.Module) -> AbstractContextManager[object]:
         """Inside the `with` block the network's weights are on the device."""

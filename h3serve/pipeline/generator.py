@@ -157,6 +157,7 @@ class Generator:
         steps.keep_layout(layout, conditions, kept)
         schedules = steps.make_schedules(request, engine.shifts(request.task), kept)
         denoiser = engine.denoiser(request.task)
+        engine.make_room(request.task, plan)
         with meter.stage("denoise"), engine.on_device(denoiser):
             static = prepare_static(denoiser.transformer, text_states.to(engine.device), layout)
             times = all_step_times(schedules, layout, _levels(request))

@@ -8,7 +8,7 @@ stream     like offload, but the long list of blocks comes block by block while 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
@@ -126,6 +126,11 @@ class Visiting(Generic[M]):
         self.store = HostStore(files.flats, files.send, pinned=self._device.type == "cuda")
         files.close()
         return self
+
+    def keep(self, blocks: int) -> None:
+        """So many of the streamed blocks stay on the device during each visit from the next one on."""
+        assert self._stream is not None, "nothing is streamed"
+        self._stream = replace(self._stream, resident_blocks=blocks)
 
     @property
     def waited_s(self) -> float:

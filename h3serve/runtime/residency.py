@@ -7,7 +7,7 @@ what allocators waste, is taken.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from h3serve.core.capacity import Capacity, Tiles, Work, gib, too_much
@@ -123,14 +123,22 @@ class Choice:
 
 
 def capacity_of(choice: Choice, tiles: Tiles) -> Capacity:
-    """What the weights as they have been placed leave for requests."""
+    """What the weights as they have been placed leave for requests; blocks that stay give way."""
     nothing = Work(0, dict.fromkeys(STAGES, 0))
     held = {
         stage: _peak(stage, users, choice.modes, choice.sizes, nothing, choice.in_files)
         for stage, users in STAGES.items()
     }
-    held["denoise"] += choice.resident_blocks * choice.sizes["transformer"].block
     return Capacity(held, choice.budget, choice.machine.device_free, tiles)
+
+
+def staying_beside(choice: Choice, work: Work) -> int:
+    """How many blocks of a streamed transformer may stay on the device beside this work."""
+    if choice.modes["transformer"] != "stream":
+        return 0
+    held = _peak("denoise", STAGES["denoise"], choice.modes, choice.sizes, work, choice.in_files)
+    size = choice.sizes["transformer"]
+    return max(0, min(size.blocks - DEPTH - 1, (choice.budget - FRAGMENTS - held) // max(1, size.block)))
 
 
 def choose(residency: str, sizes: Mapping[str, Size], work: Work, machine: Machine) -> Choice:
@@ -156,12 +164,10 @@ def _choice(modes: Mapping[str, Mode], sizes: Mapping[str, Size], work: Work, ma
     host = sum(size.total * size.copies for name, size in sizes.items() if full[name] != "resident")
     in_files = host > HOST_SHARE * machine.host_free
     peaks = {stage: _peak(stage, users, full, sizes, work, in_files) for stage, users in STAGES.items()}
-    staying = 0
-    if full["transformer"] == "stream":
-        size = sizes["transformer"]
-        staying = max(0, min(size.blocks - DEPTH - 1, (budget - FRAGMENTS - peaks["denoise"]) // max(1, size.block)))
-        peaks["denoise"] += staying * size.block
-    return Choice(full, staying, in_files, peaks, budget, host, machine, sizes)
+    choice = Choice(full, 0, in_files, peaks, budget, host, machine, sizes)
+    staying = staying_beside(choice, work)
+    peaks["denoise"] += staying * sizes["transformer"].block
+    return replace(choice, resident_blocks=staying)
 
 
 def _peak(

@@ -83,6 +83,22 @@ def test_a_repeated_prompt_and_picture_wake_no_encoder(
         generator.generate({**requests[1], "prompt": "snow"})
 
 
+def test_each_request_keeps_as_many_blocks_as_it_leaves_room_for(
+    folder: Path, requests: list[dict[str, Any]], resident: list[GenerationResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator, seen = Generator.from_pretrained(folder, device="cpu", residency="stream"), []
+    placement = generator.engine.placements[generator.engine.denoisers["fl2va"]]
+
+    def look(progress: Progress) -> None:
+        if progress.stage == "denoise" and progress.step:
+            seen.append(len(placement._streamed._staying))  # type: ignore[attr-defined]
+
+    for staying in (2, 0, 1):
+        monkeypatch.setattr(engine_module, "staying_beside", lambda choice, work, staying=staying: staying)
+        assert same(generator.generate(requests[1], on_progress=look), resident[1])
+    assert seen == [2, 2, 2, 0, 0, 0, 1, 1, 1]
+
+
 def test_the_default_schedule_is_prepared(folder: Path) -> None:
     def stop(progress: Progress) -> None:
         if progress.steps == 50:

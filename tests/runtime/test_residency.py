@@ -24,6 +24,7 @@ from h3serve.runtime.residency import (
     STAGES,
     capacity_of,
     choose,
+    staying_beside,
 )
 from h3serve.runtime.sizes import choose_released, tiles_for
 from h3serve.weights.components import RECIPES, build_on_meta
@@ -129,11 +130,21 @@ def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
 def test_capacity_is_what_the_choice_was_made_from(gib: int) -> None:
     choice = choose("auto", RELEASED_SIZES, WORK, machine(gib, 200))
     capacity = capacity_of(choice, TILES)
-    assert {stage: held + WORK.slab + WORK.stages[stage] for stage, held in capacity.held.items()} == choice.peaks
+    needed = {stage: held + WORK.slab + WORK.stages[stage] for stage, held in capacity.held.items()}
+    staying = {"denoise": choice.resident_blocks * choice.sizes["transformer"].block}
+    assert {stage: value + staying.get(stage, 0) for stage, value in needed.items()} == choice.peaks
     capacity.check(plan())
-    capacity = replace(capacity, usable=choice.peak - 1)
-    with pytest.raises(CapacityError, match=rf"needs {choice.peak / GIB:.2f} GiB .* \({gib}.00 GiB free"):
+    capacity = replace(capacity, usable=max(needed.values()) - 1)
+    with pytest.raises(CapacityError, match=rf"needs {max(needed.values()) / GIB:.2f} GiB .* \({gib}.00 GiB free"):
         capacity.check(plan())
+
+
+def test_blocks_that_stay_give_way_to_a_longer_clip() -> None:
+    choice = choose("stream", RELEASED_SIZES, WORK, machine(24, 200))
+    lengths = [staying_beside(choice, work_of(plan(seconds), tiles=TILES)) for seconds in (4.0, 5.0, 10.0, 15.0)]
+    assert lengths == sorted(lengths, reverse=True) and lengths[1] == choice.resident_blocks > lengths[2] > 0
+    capacity_of(choice, TILES).check(plan(15.0))
+    assert staying_beside(choose("resident", RELEASED_SIZES, WORK, machine(139, 200)), WORK) == 0
 
 
 def test_an_unknown_residency() -> None:
