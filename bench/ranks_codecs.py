@@ -16,7 +16,6 @@ from h3serve.runtime.tensor_parallel import cut_text_encoder, part_of_state
 from h3serve.weights import demo_sizes
 from h3serve.weights.components import RECIPES, build_on_meta
 from h3serve.weights.demo_tokenizer import build_tokenizer
-from h3serve.weights.released import RELEASED
 from h3serve.weights.synthetic import synthetic_component
 
 CHUNKS = 7  # 124 frames, 5.2 s
@@ -65,12 +64,9 @@ def video_vae(bench: Bench, engine: Engine) -> None:
 
 
 @torch.inference_mode()
-def text_encoder(bench: Bench) -> None:
+def text_encoder(bench: Bench, engine: Engine) -> None:
     """The whole encoder on every rank, then each rank's slice of it."""
-    kind = RECIPES["text_encoder"]
-    config = _demo_config() if bench.options.demo else dict(RELEASED["text_encoder"])
-    whole = synthetic_component("text_encoder", device=bench.device, config=config)
-    assert isinstance(whole, TextEncoder)
+    whole = _demo_encoder() if bench.options.demo else engine.text_encoder
     ids = torch.randint(0, 1000, (max(TOKENS),), generator=torch.Generator().manual_seed(4)) % whole.config.vocab_size
     inputs = [EncoderInput(ids[:count], torch.zeros(count, dtype=torch.int64)) for count in TOKENS]
     kept: list[torch.Tensor] = []
@@ -95,15 +91,17 @@ def text_encoder(bench: Bench) -> None:
     bench.part("text encoder, whole", lambda: measure(whole))
     bench.part("text encoder, whole, another attention kernel", other_kernel)
     before = bench.held()
-    divided = build_on_meta(kind, kind.read_config(config))
+    divided = build_on_meta(RECIPES["text_encoder"], whole.config)
     assert isinstance(divided, TextEncoder)
     part_of_state(divided, cut_text_encoder(bench.ranks.world)(divided), whole.state_dict())
     divided.reset_buffers(bench.device)
     bench.part("text encoder, divided", lambda: {"held": bench.held() - before, "found": measure(divided)})
 
 
-def _demo_config() -> dict[str, Any]:
-    """The demo's encoder has one key-value head, which cannot be divided: as many as there are queries."""
+def _demo_encoder() -> TextEncoder:
+    """The demo's encoder has one key-value head, which cannot be divided: this one has as many as there are queries."""
     config = demo_sizes.text_encoder(build_tokenizer().get_vocab())
     config["text_config"]["num_key_value_heads"] = config["text_config"]["num_attention_heads"]
-    return config
+    encoder = synthetic_component("text_encoder", device="cpu", config=config)
+    assert isinstance(encoder, TextEncoder)
+    return encoder

@@ -1,6 +1,6 @@
 """One GPU against several, full size, random weights: steps, video VAE, text encoder, exchanges, requests, errors.
 
-    python -m bench.ranks_h200 OUT_FOLDER [--gpus 2] [--budget 150] [--parts ...] [--lengths 15 10 5] [--demo]
+    python -m bench.ranks_h200 OUT_FOLDER [--gpus 2] [--budget 130] [--parts ...] [--lengths 15 10] [--demo]
 
 Writes results.json after every measurement, so that a run that is cut off loses only what it had not reached;
 what would begin after `budget` seconds is left out. `--demo` tries everything out with small networks on a CPU.
@@ -29,9 +29,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--budget", type=float, default=150)
-    parser.add_argument("--parts", nargs="*", choices=PARTS, default=["vae", "steps", "text"])
-    parser.add_argument("--lengths", type=float, nargs="*", default=[15, 10, 5])
+    parser.add_argument("--budget", type=float, default=130)
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=["text", "vae", "steps"])
+    parser.add_argument("--lengths", type=float, nargs="*", default=[15, 10])
     parser.add_argument("--demo", action="store_true")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

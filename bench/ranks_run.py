@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
+from collections.abc import Callable, Mapping
 
 import torch
 
 from bench.ranks_bench import Bench
 from bench.ranks_codecs import text_encoder, video_vae
 from bench.ranks_requests import error_on_one_rank, exchanges, whole_requests
-from bench.ranks_steps import steps
+from bench.ranks_steps import steps, without_projections
+from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.generator import Generator
 from h3serve.runtime.groups import Ranks
 from h3serve.runtime.shape import Shape
+from h3serve.runtime.streamed import empty
 
-WITH_ENGINE = {"requests": whole_requests, "error": error_on_one_rank, "exchanges": exchanges, "vae": video_vae}
+WITH_ENGINE = {"requests": whole_requests, "error": error_on_one_rank, "exchanges": exchanges}
+WITHOUT_PROJECTIONS = {"text": text_encoder, "vae": video_vae}
 
 
 def run_rank(rank: int, port: int, options: argparse.Namespace) -> None:
@@ -34,12 +37,15 @@ def run(bench: Bench) -> None:
     engine = bench.build()
     if {"requests", "error"} & set(wanted):
         Generator(engine).generate(bench.request(1, small=True))  # kernels are compiled, networks awake
-    for name, part in WITH_ENGINE.items():
-        if name in wanted:
+    _run_parts(bench, engine, WITH_ENGINE)
+    with without_projections(engine) as ready:
+        _run_parts(bench, engine, WITHOUT_PROJECTIONS)
+        if "steps" in wanted:
+            empty(engine.text_encoder)  # room for a second, cut transformer
+            steps(bench, engine, ready)
+
+
+def _run_parts(bench: Bench, engine: Engine, parts: Mapping[str, Callable[[Bench, Engine], None]]) -> None:
+    for name, part in parts.items():
+        if name in bench.options.parts:
             part(bench, engine)
-    engine = dataclasses.replace(engine, text_encoder=None, placements={})  # room for a second, cut transformer
-    if "steps" in wanted:
-        steps(bench, engine)
-    del engine
-    if "text" in wanted:
-        text_encoder(bench)

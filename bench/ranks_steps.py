@@ -6,7 +6,8 @@ is too: peaks are those of a replica that loaded only its own slices.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -122,19 +123,28 @@ class Steps:
         return denoiser
 
 
-def steps(bench: Bench, engine: Engine) -> None:
+@contextmanager
+def without_projections(engine: Engine) -> Iterator[Scheduled]:
+    """The modulation of the steps' timesteps; the projections that made it are gone, which makes room."""
+    times = Step(engine, 4, edge=64).times
+    with torch.inference_mode():
+        schedule = engine.modulation("t2va").schedule([t.values for t in times])
+        ready = schedule.__enter__()
+    empty(engine.denoiser("t2va").modulation)
+    try:
+        yield ready
+    finally:
+        schedule.__exit__(None, None, None)
+
+
+def steps(bench: Bench, engine: Engine, ready: Scheduled) -> None:
     """The engine's transformer is used up: this is the last part that needs it."""
-    with ExitStack() as stack:
-        times = Step(engine, 4, edge=64).times
-        with torch.inference_mode():
-            ready = stack.enter_context(engine.modulation("t2va").schedule([t.values for t in times]))
-        empty(engine.denoiser("t2va").modulation)
-        all_steps = Steps(bench, engine, ready)
-        bench.part("steps begin", lambda: {"held": bench.held()})
-        bench.part("steps, each GPU alone", all_steps.each_alone)
-        RankShare(bench.ranks).connect_sequence([all_steps.whole])
-        all_steps.together("Ulysses", all_steps.whole)
-        disconnect(engine)
-        divided = all_steps.divide()
-        bench.part("divided by tensor parallelism", lambda: {"held": bench.held()})
-        all_steps.together("tensor parallel", divided)
+    all_steps = Steps(bench, engine, ready)
+    bench.part("steps begin", lambda: {"held": bench.held()})
+    bench.part("steps, each GPU alone", all_steps.each_alone)
+    RankShare(bench.ranks).connect_sequence([all_steps.whole])
+    all_steps.together("Ulysses", all_steps.whole)
+    disconnect(engine)
+    divided = all_steps.divide()
+    bench.part("divided by tensor parallelism", lambda: {"held": bench.held()})
+    all_steps.together("tensor parallel", divided)
