@@ -7,6 +7,8 @@ latents, figures on held-out scenes) and audio_vae.png (held-out spectrograms ov
 from __future__ import annotations
 
 import argparse
+import math
+from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -14,9 +16,9 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import nn
 
-from demo.train import sizes
+from demo.train import alias_free, sizes
 from demo.train.audio_figures import measure
-from demo.train.device import OutOfMemory, prepare
+from demo.train.device import OutOfMemory, fastest, prepare
 from demo.train.loop import Clock, Curve, Every, Trainer, save_weights
 from demo.train.scenes import sound_batch
 from demo.train.spectra import spectral_loss
@@ -25,17 +27,18 @@ from h3serve.models.audio_encoder import ResidualUnit
 from h3serve.models.audio_vae import AudioVAE
 from h3serve.models.weight_norm import Conv1d, ConvTranspose1d
 
-RATE = 1e-3
-KL = 1e-3
+RATE = 2e-3
+NOISE = 0.05  # deviation of the posterior, the same everywhere: one that is learned closes before anything is heard
+SIZE = 1e-4  # weight of the mean square of latents, which would otherwise grow away from the noise
 WAVE = 0.5  # weight of the waveform beside the spectra
-QUIET = 0.003  # mean amplitude under which errors are no longer weighed up
+QUIET = 0.003  # amplitude under which errors are no longer weighed up
 SECONDS = 24  # of one channel in a batch
 LENGTHS = (1, 1, 1, 2, 4)  # seconds of a sound: attention must not depend on the length
 RESERVE_S = 30.0  # for statistics and figures
 
 
 def initialize(vae: AudioVAE) -> None:
-    """Weights to begin with: unit gain, small residual branches, quiet sound, no attention, a narrow posterior.
+    """Weights to begin with: unit gain, small residual branches, quiet sound, no attention, a fixed posterior.
 
     Directions are short, so that steps of the training's size turn them; the trunk has an offset beside the sound,
     so that its level comes through the normalization behind it.
@@ -48,27 +51,26 @@ def initialize(vae: AudioVAE) -> None:
     small += [conv for m in vae.modules() if isinstance(m, AMPBlock) for conv in m.convs2]
     for module in small:
         nn.init.constant_(module.weight_g, 0.2)
-    nn.init.constant_(vae.encoder.block[0].weight_g, 4.0)
-    nn.init.normal_(vae.encoder.block[-1].bias, std=0.5)
+    nn.init.constant_(vae.encoder.block[0].weight_g, 8.0)
+    nn.init.normal_(vae.encoder.block[-1].bias, std=0.1)
     nn.init.constant_(vae.decoder.conv_post.weight_g, 0.1)
     nn.init.zeros_(vae.pre_block.attn.proj.weight)
     nn.init.zeros_(vae.pre_block.attn.proj.bias)
-    nn.init.zeros_(vae.logs_proj.weight)
-    nn.init.constant_(vae.logs_proj.bias, -3.0)
     nn.init.normal_(vae.mean_proj.weight, std=0.4)
+    nn.init.zeros_(vae.logs_proj.weight)
+    nn.init.constant_(vae.logs_proj.bias, math.log(NOISE))
+    vae.logs_proj.requires_grad_(False)
 
 
 def losses(vae: AudioVAE, wave: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Total loss, its spectral part and the divergence of sounds float32 [B,1,n]."""
-    y = vae.pre_block(vae.encoder(wave).transpose(1, 2)).transpose(1, 2)
-    mu, logs = vae.mean_proj(y), vae.logs_proj(y).clamp(-8.0, 2.0)
-    latents = mu + logs.exp() * torch.randn_like(mu)
-    decoded = vae.decoder(vae.dec_in_proj(latents))
-    divergence = 0.5 * (mu.square() + (2 * logs).exp() - 1.0 - 2 * logs).mean()
-    error, level = (decoded - wave).abs().mean((1, 2)), wave.abs().mean((1, 2))
+    """Total loss, its spectral part and the mean square of the latents of sounds float32 [B,1,n]."""
+    latents = vae.mean_proj(vae.pre_block(vae.encoder(wave).transpose(1, 2)).transpose(1, 2))
+    decoded = vae.decoder(vae.dec_in_proj(latents + NOISE * torch.randn_like(latents)))
+    size = latents.square().mean()
+    error, power = (decoded - wave).square().mean((1, 2)), wave.square().mean((1, 2))
     spectral = spectral_loss(wave[:, 0], decoded[:, 0])
-    loss = spectral + WAVE * (error / (level + QUIET)).mean() + KL * divergence
-    return loss, spectral.detach(), divergence.detach()
+    loss = spectral + WAVE * (error / (power + QUIET**2)).mean() + SIZE * size
+    return loss, spectral.detach(), size.detach()
 
 
 class Batches:
@@ -84,27 +86,47 @@ class Batches:
 
 def train(vae: AudioVAE, batches: Batches, clock: Clock, out: Path) -> Curve:
     """Until the clock is done; averaged weights every minute."""
+    wave = next(batches)
+    chosen = choose_ways(vae, wave)
     trainer = Trainer(vae, clock, rate=RATE)
     parameters = sum(parameter.numel() for parameter in vae.parameters())
-    facts = {"rate": RATE, "kl": KL, "wave": WAVE, "batch_seconds": batches.seconds, "parameters": parameters}
+    facts = {"ways": chosen, "rate": RATE, "noise": NOISE, "wave": WAVE, "parameters": parameters}
     curve, line, minute = Curve(out / "audio_vae.json", facts), Every(5.0), Every(60.0)
     while not (clock.done and trainer.steps):
         try:
-            loss, spectral, divergence = losses(vae, next(batches))
-            trainer.step(loss)
+            loss, spectral, size = losses(vae, wave)
+            trainer.backward(loss)
+            wave = next(batches)  # while the GPU works
+            trainer.update(loss)
         except OutOfMemory:
-            loss = spectral = divergence = None
+            loss = spectral = size = None
             batches.seconds = max(4, int(batches.seconds * 0.7))
             torch.cuda.empty_cache()
+            wave = next(batches)
             continue
         if line() or trainer.steps == 1:
-            values = {"loss": loss.item(), "spectral": spectral.item(), "kl": divergence.item()}
+            values = {"loss": loss.item(), "spectral": spectral.item(), "size": size.item()}
             curve.add(s=clock.elapsed, step=trainer.steps, **values)
         if minute():
-            save_weights(trainer.average, out / "audio_vae.safetensors")
-    save_weights(trainer.average, out / "audio_vae.safetensors")
+            save_weights(dict(vae.named_parameters()) | trainer.average, out / "audio_vae.safetensors")
+    save_weights(dict(vae.named_parameters()) | trainer.average, out / "audio_vae.safetensors")
     curve.write(steps=trainer.steps, skipped=trainer.skipped, seconds=clock.elapsed, batch_seconds=batches.seconds)
+    alias_free.use(vae, alias_free.PLAIN)
     return curve
+
+
+def choose_ways(vae: AudioVAE, wave: torch.Tensor) -> str:
+    """Has `vae` compute its activations in the way that is the quickest on this device; its name."""
+
+    ways = alias_free.ways() if wave.device.type == "cuda" else {"plain": alias_free.PLAIN}
+
+    def trial(way: alias_free.Way) -> None:
+        alias_free.use(vae, way)
+        losses(vae, wave)[0].backward()
+
+    chosen = fastest({name: partial(trial, way) for name, way in ways.items()}, wave.device)
+    alias_free.use(vae, ways[chosen])
+    return chosen
 
 
 def main() -> None:

@@ -32,8 +32,8 @@ def fastest(trials: Mapping[str, Callable[[], object]], device: torch.device, re
                 trial()
             _finish(device)
             seconds[name] = (time.monotonic() - start) / repeats
-        except RuntimeError as error:
-            print(f"{name} is out: {str(error)[:200]}", flush=True)  # noqa: T201
+        except Exception as error:  # whatever a compiler or a kernel lacks
+            print(f"{name} is out: {type(error).__name__} {str(error)[:200]}", flush=True)  # noqa: T201
     print("seconds a step:", {name: round(value, 4) for name, value in seconds.items()}, flush=True)  # noqa: T201
     if device.type == "cuda":
         torch.cuda.empty_cache()

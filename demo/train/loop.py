@@ -84,15 +84,22 @@ class Trainer:
 
     def step(self, loss: torch.Tensor, reduce: Reduce | None = None) -> bool:
         """Backward and one update; False if it was skipped. Gradients are freed."""
+        self.backward(loss)
+        return self.update(loss, reduce)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Gradients. It does not wait for a GPU: the next batch can be made before `update`, which does."""
         for parameter in self.parameters:
             parameter.grad = None
         loss.backward()
+
+    def update(self, loss: torch.Tensor, reduce: Reduce | None = None) -> bool:
+        """One update from the gradients of `loss`; False if it was skipped."""
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             master.grad = gradient.to(master.dtype)
-        gradients = [m.grad for m in self.masters if m.grad is not None]
         if reduce:
-            reduce(gradients)
+            reduce([m.grad for m in self.masters if m.grad is not None])
         return self._update(loss.detach())
 
     def current_rate(self) -> float:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from demo.world import Motion, Scene, render, sample_scene, synthesize
+from demo.world import Motion, Scene, State, Thing, render, sample_scene, synthesize
 from demo.world.names import FPS, Size
 
 FRAMES = 107  # of the clip a window is taken from
 WINDOW = 22  # frames: two encoder chunks, one decoder window
+CROWDED = 0.5  # share of clips with many things at once: most of a scene is background, which is soon learned
 STILL = 0.1  # share of clips that show a big thing that stands still, as reference pictures do
 RECOLOURED = 0.1  # share of clips in colours of their own
 NEAR_EVENT = 0.75  # share of sounds with an event in them
@@ -19,7 +22,8 @@ NEAR_EVENT = 0.75  # share of sounds with an event in them
 
 def clip_batch(random: Random, count: int, canvas: Size, device: torch.device) -> torch.Tensor:
     """uint8 [count, 22, H, W, 3]: windows of clips, some of them mirrored, backwards or in odd colours."""
-    pixels = render([window(random, canvas) for _ in range(count)], device, range(WINDOW))
+    shown = [crowd(random, canvas) if random.random() < CROWDED else window(random, canvas) for _ in range(count)]
+    pixels = render(shown, device, range(WINDOW))  # type: ignore[arg-type]  # all that is asked of a scene, a crowd has
     for dim in (1, 2, 3):  # time, height, width
         if random.random() < 0.5:
             pixels = pixels.flip(dim)
@@ -27,6 +31,36 @@ def clip_batch(random: Random, count: int, canvas: Size, device: torch.device) -
     if odd:
         pixels = torch.cat([pixels[:-odd], _recoloured(pixels[-odd:], random)])
     return pixels
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Scenes in front of each other on one background, each moved by (x, y) and enlarged by a factor."""
+
+    scenes: tuple[Scene, ...]
+    moves: tuple[tuple[float, float, float], ...]
+    canvas: Size
+    frames: int
+    background: str
+
+    @property
+    def things(self) -> tuple[Thing, ...]:
+        return tuple(thing for scene in self.scenes for thing in scene.things)
+
+    def state(self, t: NDArray[np.float64]) -> State:
+        """As of a scene."""
+        states = [scene.state(t) for scene in self.scenes]
+        x, y, radius = (np.concatenate([getattr(state, name) for state in states]) for name in ("x", "y", "radius"))
+        move = np.concatenate([np.tile(m, (len(s.things), 1)) for m, s in zip(self.moves, self.scenes, strict=True)])
+        seen = np.concatenate([state.seen for state in states])
+        return State(x + move[:, :1], y + move[:, 1:2], radius * move[:, 2:], seen)
+
+
+def crowd(random: Random, canvas: Size) -> Crowd:
+    """Two to five scenes, anywhere, of any size."""
+    scenes = tuple(window(random, canvas) for _ in range(random.randint(2, 5)))
+    moves = tuple((random.uniform(-0.4, 0.4), random.uniform(-0.4, 0.4), random.uniform(0.7, 1.4)) for _ in scenes)
+    return Crowd(scenes, moves, canvas, FRAMES, scenes[0].background)
 
 
 def window(random: Random, canvas: Size) -> Scene:

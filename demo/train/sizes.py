@@ -32,8 +32,8 @@ def audio_vae(statistics: Statistics | None = None) -> dict[str, Any]:
         "decoder_dim": 256,
         "decoder_rates": [5, 5, 4, 4, 2],
         "decoder_kernel_sizes": [9, 9, 8, 8, 4],
-        "resblock_kernel_sizes": [3, 7],
-        "resblock_dilation_sizes": [[1, 3], [1, 3]],
+        "resblock_kernel_sizes": [7],
+        "resblock_dilation_sizes": [[1, 3]],
     }
     return config
 

@@ -18,7 +18,7 @@ from torch import nn
 from demo.train import sizes
 from demo.train.device import OutOfMemory, fastest, prepare
 from demo.train.folded_encoder import moments as folded_moments
-from demo.train.loop import Clock, Curve, Every, Trainer, save_weights
+from demo.train.loop import Clock, Curve, Every, Trainer, load_weights, save_weights
 from demo.train.scenes import clip_batch
 from demo.train.video_figures import measure
 from demo.world.names import small_canvases
@@ -26,9 +26,10 @@ from h3serve.models.video_vae import PIXEL_MEAN, PIXEL_STD, VideoVAE, constant
 
 RATE = 1.2e-3
 KL = 5e-4  # per latent number, against the mean absolute error in normalized colours
+SQUARES = 2.0  # weight of squares beside absolute differences
 EDGES = 0.5  # weight of differences between neighbouring pixels
 THING = 3.0  # what a pixel off the background weighs beyond one on it
-PIXELS = 16 * 96 * 128  # of one frame of all clips of a batch
+PIXELS = 12 * 96 * 128  # of one frame of all clips of a batch
 RESERVE_S = 40.0  # for statistics and figures
 
 Encode = Callable[[VideoVAE, torch.Tensor], torch.Tensor]
@@ -66,7 +67,7 @@ def losses(vae: VideoVAE, frames: torch.Tensor, encode: Encode) -> tuple[torch.T
     divergence = 0.5 * (mu.square() + logvar.exp() - 1.0 - logvar).mean()
     error = decoded - pixels
     weight = weights(pixels)
-    colour = (error.abs() + error.square()).mul(weight).mean()
+    colour = (error.abs() + SQUARES * error.square()).mul(weight).mean()
     edges = sum(error.diff(dim=dim).abs().mean() for dim in (3, 4))
     return colour + EDGES * edges + KL * divergence, (error.detach() * std).square().mean(), divergence.detach()
 
@@ -127,16 +128,27 @@ def train(vae: VideoVAE, batches: Batches, clock: Clock, out: Path) -> Curve:
     sample = next(batches)
     trials = {name: lambda e=encode: loss_of(e, sample)[0].backward() for name, encode in ENCODERS.items()}
     chosen = fastest(trials, device) if device.type == "cuda" else "plain"
-    facts = {"encoder": chosen, "rate": RATE, "kl": KL, "pixels": batches.pixels, "parameters": count(vae)}
+    facts = {
+        "encoder": chosen,
+        "rate": RATE,
+        "kl": KL,
+        "squares": SQUARES,
+        "pixels": batches.pixels,
+        "parameters": count(vae),
+    }
     curve, line, minute = Curve(out / "video_vae.json", facts), Every(5.0), Every(60.0)
+    frames = next(batches)
     while not (clock.done and trainer.steps):
         try:
-            loss, mse, divergence = loss_of(ENCODERS[chosen], next(batches))
-            trainer.step(loss)
+            loss, mse, divergence = loss_of(ENCODERS[chosen], frames)
+            trainer.backward(loss)
+            frames = next(batches)  # while the GPU works
+            trainer.update(loss)
         except OutOfMemory:
             loss = mse = divergence = None
             batches.pixels = int(batches.pixels * 0.7)
             torch.cuda.empty_cache()
+            frames = next(batches)
             continue
         if line() or trainer.steps == 1:
             psnr = -10.0 * mse.log10().item()
@@ -161,6 +173,7 @@ def main() -> None:
     parser.add_argument("--max-area", type=int, default=128 * 224)
     parser.add_argument("--held-out", type=int, default=24)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--start", type=Path, help="weights of an earlier run to go on from")
     arguments = parser.parse_args()
     clock = Clock(arguments.seconds - arguments.reserve)
     with TemporaryDirectory() as place:  # a rehearsal: what fails must not fail at the end
@@ -173,6 +186,8 @@ def run(arguments: argparse.Namespace, clock: Clock, out: Path, *, held_out: int
     device = prepare(arguments.seed)
     vae = VideoVAE(sizes.video_vae_config())
     initialize(vae)
+    if arguments.start:
+        load_weights(vae, arguments.start)
     vae.to(device)
     batches = Batches(arguments.seed, arguments.pixels, arguments.max_area, device)
     curve = train(vae, batches, clock, out)
