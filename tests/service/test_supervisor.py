@@ -96,9 +96,11 @@ def test_a_job_runs_to_completion(service: Service) -> None:
     assert row.files is not None and set(row.files) == {"video", "audio", "thumbnail"}
     assert row.bytes == sum(f["bytes"] for f in row.files.values())
     assert row.stats is not None and row.stats["seconds"]["denoise"] >= 0
-    text = service.ledger.metrics.text().decode()
-    assert 'h3serve_jobs_total{state="completed",task="t2va"} 1.0' in text
-    assert 'h3serve_memory_peak_bytes{kind="device",phase="denoise"} 2000.0' in text
+    for line in (
+        'h3serve_jobs_total{state="completed",task="t2va"} 1.0',
+        'h3serve_memory_peak_bytes{kind="device",phase="denoise"} 2000.0',
+    ):
+        until(lambda line=line: line in service.ledger.metrics.text().decode())  # counted once the row is written
 
 
 @pytest.mark.parametrize(
@@ -219,8 +221,9 @@ def test_two_devices_run_two_jobs_at_once_and_both_must_have_room(make: Make) ->
 def test_workers_are_added_and_let_go_while_jobs_run(make: Make) -> None:
     service = make()
     supervisor = service.supervisor
-    jobs = [service.submit("slow 0.3") for _ in range(3)]
     supervisor.scale(3)
+    until(lambda: supervisor.is_ready)
+    jobs = [service.submit("slow 0.5") for _ in range(3)]
     until(lambda: all(service.ledger.board.get(job.id) for job in jobs))  # at once
     assert [slot.device for slot in supervisor.slots] == ["auto"] * 3 and supervisor.is_ready
     leaving = supervisor.slots[1:]
@@ -239,7 +242,7 @@ def test_workers_are_added_and_let_go_while_jobs_run(make: Make) -> None:
 def test_a_worker_without_a_job_goes_before_one_with(make: Make) -> None:
     service = make(devices=("cpu", "cpu"))
     until(lambda: service.supervisor.is_ready)
-    job = service.submit("slow 0.2")
+    job = service.submit("slow 1")
     until(lambda: service.ledger.board.get(job.id))
     service.supervisor.scale(1)
     assert [slot.leaves for slot in service.supervisor.slots] == [slot.job is None for slot in service.supervisor.slots]
