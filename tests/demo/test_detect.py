@@ -13,7 +13,7 @@ from demo.world.names import PITCHES, small_canvases
 from h3serve.guard.frames import psnr_db
 
 KINDS = ("t2va", "t2va", "picture", "continue")  # of a continued clip the start is missing
-CLEAN, DEGRADED = 48, 24
+CLEAN, DEGRADED = 40, 20
 RIGHT = 0.98
 
 
