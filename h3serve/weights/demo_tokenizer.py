@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,8 @@ SAMPLE = (
 )
 
 
-def build_tokenizer() -> Tokenizer:
-    """The tokenizer; the same one every time."""
+def build_tokenizer(sample: Iterable[str] = SAMPLE, vocabulary: int = VOCABULARY) -> Tokenizer:
+    """A tokenizer with the merges of `sample`; the same one every time."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -60,9 +61,9 @@ def build_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, initial_alphabet=sorted(alphabet), min_frequency=1, show_progress=False
+        vocab_size=vocabulary, initial_alphabet=sorted(alphabet), min_frequency=1, show_progress=False
     )
-    tokenizer.train_from_iterator(SAMPLE, trainer)
+    tokenizer.train_from_iterator(sample, trainer)
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in QWEN_TOKENS + H3_TOKENS])
     return tokenizer
 

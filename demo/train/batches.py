@@ -1,0 +1,252 @@
+"""A training batch: the rows of many samples in one sequence of a fixed length, made from what buckets hold.
+
+A bucket's samples have one form, so that all index arithmetic is over whole groups. It runs in threads ahead of the
+device; only what changes from batch to batch is sent there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from demo.train.forms import Form
+from h3serve.pipeline.packing import AUDIO_CONDITION, FOLLOWS_AUDIO, FOLLOWS_VIDEO, VISUAL_CONDITION
+
+Ints = NDArray[np.int64]
+GROUP = 6  # samples of one bucket that go into a batch together
+
+
+@dataclass(eq=False)
+class Bucket:
+    """N samples of a form on the device, half precision; what a kind does not have has no rows.
+
+    Target rows video [N, R, 96] and audio [N, R, 32], condition rows likewise, features of what the encoder sees
+    [N, n, width] with one more set per early layer; `prompts` holds each sample's wordings as token ids.
+    """
+
+    kind: str
+    form: Form
+    prompts: list[list[Ints]]
+    video: Tensor
+    audio: Tensor
+    condition_video: Tensor
+    condition_audio: Tensor
+    features: Tensor
+    deep: tuple[Tensor, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Samples of a bucket, and the wording of each."""
+
+    bucket: int
+    samples: Ints
+    prompts: tuple[Ints, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """Index arrays of a batch of B samples in S rows, on the host or on the device.
+
+    `picks` [B] are the samples' numbers in their buckets. ids [B, L] and places [3, B, L] are padded presentations,
+    of which `tokens` picks the real ones out of B*L, and `seen` the vision tokens. `sample` [S] says whose a row is;
+    kinds and tags [S] are those of packing. In video and audio condition rows come first. Weights [rows] make each
+    sample's mean count alike.
+    """
+
+    picks: Tensor
+    ids: Tensor
+    places: Tensor
+    tokens: Tensor
+    seen: Tensor
+    text: Tensor
+    positions: Tensor
+    tags: Tensor
+    kinds: Tensor
+    sample: Tensor
+    video: Tensor
+    audio: Tensor
+    video_weights: Tensor
+    audio_weights: Tensor
+    row_bounds: Tensor
+    text_bounds: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A batch before it is on the device."""
+
+    groups: tuple[Group, ...]
+    arrays: Arrays
+    row_lengths: tuple[int, ...]
+    text_lengths: tuple[int, ...]
+    condition_video_rows: int
+    condition_audio_rows: int
+
+    @property
+    def samples(self) -> int:
+        return len(self.text_lengths)
+
+
+def choose(buckets: Sequence[Bucket], shares: dict[str, float], rows: int, rng: np.random.Generator) -> list[Group]:
+    """Groups that fill about `rows` rows: kinds by their shares of samples, buckets of a kind by their size."""
+    kinds = [kind for kind in shares if any(b.kind == kind and len(b) for b in buckets)]
+    chances = np.array([shares[kind] for kind in kinds])
+    groups, left = list[Group](), rows
+    while True:
+        kind = kinds[rng.choice(len(kinds), p=chances / chances.sum())]
+        numbers = [i for i, b in enumerate(buckets) if b.kind == kind and len(b)]
+        sizes = np.array([len(buckets[i]) for i in numbers])
+        number = numbers[rng.choice(len(numbers), p=sizes / sizes.sum())]
+        bucket = buckets[number]
+        samples = rng.integers(len(bucket), size=GROUP)
+        prompts = [bucket.prompts[s][rng.integers(len(bucket.prompts[s]))] for s in samples]
+        needed = np.cumsum([bucket.form.rows + len(bucket.form.prefix) + len(p) for p in prompts])
+        count = int((needed <= left).sum())
+        if count:
+            groups.append(Group(number, samples[:count], tuple(prompts[:count])))
+            left -= int(needed[count - 1])
+        if count < GROUP:
+            return groups
+
+
+def arrange(buckets: Sequence[Bucket], groups: Sequence[Group], rows: int) -> Plan:
+    """All indices of the batch; rows that are left over form a segment of their own at the end."""
+    parts = [_Part(buckets[g.bucket].form, g.prompts) for g in groups]
+    batch = sum(len(g.samples) for g in groups)
+    longest = max(int(part.tokens.max()) for part in parts)
+    start, first = 0, 0
+    columns: dict[str, list[NDArray[np.generic]]] = {}
+    for part in parts:
+        for name, values in part.columns(start, first, longest, batch).items():
+            columns.setdefault(name, []).append(values)
+        start, first = start + int(part.lengths.sum()), first + len(part.tokens)
+    rest = rows - start
+    assert rest >= 0
+    row_lengths = [int(n) for part in parts for n in part.lengths] + ([rest] if rest else [])
+    text_lengths = [int(n) for part in parts for n in part.tokens]
+    joined = {
+        name: np.concatenate(values, axis=1 if name == "places" else 0)
+        for name, values in columns.items()
+        if not name.startswith(("condition_", "target_"))
+    }
+    for name in ("positions", "tags", "kinds", "sample"):
+        end = np.zeros((rest, *joined[name].shape[1:]), joined[name].dtype)
+        joined[name] = np.concatenate([joined[name], end])
+    for name in ("video", "audio"):
+        joined[name] = np.concatenate([*columns[f"condition_{name}"], *columns[f"target_{name}"]])
+    joined["picks"] = np.concatenate([g.samples for g in groups])
+    joined["row_bounds"], joined["text_bounds"] = _bounds(row_lengths), _bounds(text_lengths)
+    return Plan(
+        tuple(groups),
+        Arrays(**{name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in joined.items()}),
+        tuple(row_lengths),
+        tuple(text_lengths),
+        sum(len(values) for values in columns["condition_video"]),
+        sum(len(values) for values in columns["condition_audio"]),
+    )
+
+
+class _Part:
+    """One group's share of a batch."""
+
+    def __init__(self, form: Form, prompts: Sequence[Ints]) -> None:
+        self.form, self.prompts = form, prompts
+        self.tokens = np.array([len(form.prefix) + len(p) for p in prompts])
+        self.lengths = self.tokens + form.rows
+
+    def columns(self, start: int, first: int, longest: int, batch: int) -> dict[str, NDArray[np.generic]]:
+        """Arrays of the group whose first row is `start` and first sample `first`, of `batch` samples in all."""
+        form, layout, count = self.form, self.form.layout, len(self.tokens)
+        starts = start + np.cumsum(self.lengths) - self.lengths
+        ids, places = np.zeros((count, longest), np.int64), np.zeros((3, count, longest), np.int64)
+        positions, tags, kinds = [], [], []
+        for i, (tokens, prompt) in enumerate(zip(self.tokens, self.prompts, strict=True)):
+            ids[i, :tokens] = np.concatenate([form.prefix, prompt])
+            places[:, i, :tokens] = form.text_positions(tokens)
+            text = np.zeros((tokens, 3))
+            text[:, 0] = np.arange(tokens)
+            positions += [text, layout.positions + np.array([tokens, 0.0, 0.0])]
+            tags += [form.text_tags(tokens), layout.tags]
+            kinds += [np.full(tokens, FOLLOWS_VIDEO), layout.kinds]
+        within = [np.arange(tokens) for tokens in self.tokens]
+        after = (starts + self.tokens)[:, None]  # each sample's first row after its text
+        video, audio = layout.video_index, layout.audio_index
+        split_video, split_audio = layout.condition_video_rows, layout.condition_audio_rows
+        return {
+            "ids": ids,
+            "places": places,
+            "tokens": np.concatenate([(first + i) * longest + w for i, w in enumerate(within)]),
+            "seen": ((first + np.arange(count))[:, None] * longest + form.vision_places).ravel(),
+            "text": np.concatenate([s + w for s, w in zip(starts, within, strict=True)]),
+            "positions": np.concatenate(positions).astype(np.float32),
+            "tags": np.concatenate(tags),
+            "kinds": np.concatenate(kinds).astype(np.int64),
+            "sample": np.repeat(first + np.arange(count), self.lengths),
+            "condition_video": (after + video[:split_video]).ravel(),
+            "target_video": (after + video[split_video:]).ravel(),
+            "condition_audio": (after + audio[:split_audio]).ravel(),
+            "target_audio": (after + audio[split_audio:]).ravel(),
+            "video_weights": _even(count, len(video) - split_video, batch),
+            "audio_weights": _even(count, len(audio) - split_audio, batch),
+        }
+
+
+def _even(count: int, rows: int, batch: int) -> NDArray[np.float32]:
+    return np.full(count * rows, 1.0 / (batch * rows), np.float32)
+
+
+def _bounds(lengths: Sequence[int]) -> NDArray[np.int32]:
+    return np.cumsum([0, *lengths]).astype(np.int32)
+
+
+def timestep_index(kinds: Tensor, sample: Tensor, batch: int) -> Tensor:
+    """Each row's entry among [B video times, B audio times, the conditions' visual level, their audio level]."""
+    index = torch.where(kinds == FOLLOWS_AUDIO, sample + batch, sample)
+    index = torch.where(kinds == VISUAL_CONDITION, 2 * batch, index)
+    return torch.where(kinds == AUDIO_CONDITION, 2 * batch + 1, index)
+
+
+def to_device(arrays: Arrays, device: torch.device) -> Arrays:
+    """The arrays there, without waiting."""
+    moved = {}
+    for field in fields(arrays):
+        value: Tensor = getattr(arrays, field.name)
+        moved[field.name] = value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value
+    return Arrays(**moved)
+
+
+class Loader:
+    """Plans of batches one after another, some of them made ahead; batch n of a rank is always the same."""
+
+    def __init__(
+        self, buckets: Sequence[Bucket], shares: dict[str, float], rows: int, *, seed: tuple[int, ...], ahead: int = 6
+    ) -> None:
+        self.buckets, self.shares, self.rows, self.seed, self.ahead = buckets, shares, rows, seed, ahead
+
+    def plan(self, number: int) -> Plan:
+        rng = np.random.default_rng((*self.seed, number))
+        return arrange(self.buckets, choose(self.buckets, self.shares, self.rows, rng), self.rows)
+
+    def plans(self, start: int = 0) -> Iterator[Plan]:
+        with ThreadPoolExecutor(2) as pool:
+            waiting: deque[Future[Plan]] = deque()
+            try:
+                while True:
+                    while len(waiting) < self.ahead:
+                        waiting.append(pool.submit(self.plan, start))
+                        start += 1
+                    yield waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()

@@ -1,0 +1,129 @@
+"""Trains the demo's text encoder and its two transformers.
+
+Stage 1: a data set on every GPU, then all kinds of tasks with one transformer and the text encoder, gradients averaged.
+Stage 2: the encoder stays; one GPU goes on with t2va and fl2va, the other one with the kinds that have references.
+
+    python -m demo.train.stage --stage 1 --gpus 2 --data-seconds 110 --seconds 400 --until 0.42 --out out
+    python -m demo.train.stage --stage 1 --gpus 2 --seconds 540 --out out
+    python -m demo.train.stage --stage 2 --gpus 2 --seconds 480 --out out
+
+What a later command goes on from is in `--state`; `--weights` is the folder with the trained VAEs.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+import torch
+from tokenizers import Tokenizer as Backend
+
+from demo.train import ranks
+from demo.train.dataset import Maker, load_buckets, save_buckets
+from demo.train.denoiser import Trainee, new_denoiser
+from demo.train.encode import make_encoders
+from demo.train.flat import FlatAdam
+from demo.train.loop import Clock
+from demo.train.recipes import FIRST_SEED, REFERENCE_KINDS, SCENE_KINDS, SHARES, recipes, sample_captions
+from demo.train.session import Run, Session
+from demo.train.settings import Settings, read_arguments
+from demo.train.text import caption_tokenizer, new_encoder
+from demo.train.weights import load_audio_vae, load_video_vae
+from h3serve.models.denoiser import to_compute_dtype
+from h3serve.weights.demo_tokenizer import write_tokenizer
+from h3serve.weights.tokenizer import load_tokenizer
+
+PARTS = {0: ("fl2va", SCENE_KINDS), 1: ("ref2va", REFERENCE_KINDS)}  # of stage 2, by rank
+REMAINING = 0.25  # of the rate at the end of stage 1
+RESTART = 0.5  # of the rate at the begin of stage 2
+
+
+def main() -> None:
+    settings = read_arguments(__doc__)
+    ranks.start(work, settings.gpus, settings)
+
+
+def work(rank: int, count: int, settings: Settings) -> None:
+    """What each rank does."""
+    del count
+    run = make_run(rank, settings)
+    run.say(f"models ready after {run.clock.elapsed:.1f} s")
+    session = first_stage(run) if settings.stage == 1 else second_stage(run)
+    session.train()
+    session.preview()
+    if run.device.type == "cuda":
+        run.say(f"at most {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB; {run.clock.elapsed:.1f} s in all")
+    ranks.wait_for_all()
+
+
+def make_run(rank: int, settings: Settings) -> Run:
+    """Models on the rank's device; the same weights on all ranks."""
+    clock, device = Clock(settings.limit_s), ranks.device_of(rank)
+    torch.manual_seed(settings.seed * 1000 + rank)
+    backend = shared_tokenizer(rank, settings)
+    encoder, denoiser = new_encoder(backend, seed=settings.seed), new_denoiser(seed=settings.seed)
+    if device.type == "cuda":
+        to_compute_dtype(denoiser, torch.bfloat16)
+        encoder.bfloat16()
+    trainee = Trainee(encoder, denoiser).to(device)
+    encoder.reset_buffers(device)
+    encoders = make_encoders(
+        load_video_vae(settings.weights / "video_vae.safetensors", device),
+        load_audio_vae(settings.weights / "audio_vae.safetensors", device),
+    )
+    tokenizer = load_tokenizer(settings.state / "tokenizer", encoder.config)
+    return Run(settings, rank, device, tokenizer, trainee, encoders, clock)
+
+
+def shared_tokenizer(rank: int, settings: Settings) -> Backend:
+    """Made once, by the first rank."""
+    folder = settings.state / "tokenizer"
+    if rank == 0:
+        settings.out.mkdir(parents=True, exist_ok=True)
+        if not folder.exists():
+            write_tokenizer(caption_tokenizer(sample_captions()), folder)
+        shutil.copy(folder / "tokenizer.json", settings.out)
+    ranks.wait_for_all()
+    return Backend.from_file(str(folder / "tokenizer.json"))
+
+
+def first_stage(run: Run) -> Session:
+    make_data(run)
+    rate = run.settings.rate
+    return Session(run, "stage1", SHARES, together=True, peak=rate, last=REMAINING * rate)
+
+
+def second_stage(run: Run) -> Session:
+    """From the averages of stage 1, each rank by itself."""
+    settings = run.settings
+    first = torch.load(settings.state / "stage1.pt", map_location=run.device, weights_only=False)
+    FlatAdam(run.trainee).use(first["optimizer"]["average"])
+    run.trainee.encoder.requires_grad_(False)
+    name, kinds = PARTS[run.rank]
+    run.buckets = load_buckets(sorted(settings.state.glob("data*.pt")), run.device, kinds)
+    shares = {kind: SHARES[kind] for kind in kinds}
+    return Session(run, f"stage2_{name}", shares, together=False, peak=RESTART * settings.rate, last=0.0)
+
+
+def make_data(run: Run) -> None:
+    """The rank's data set, or what an earlier run left."""
+    settings, file = run.settings, run.settings.state / f"data{run.rank}.pt"
+    if file.exists():
+        run.buckets = load_buckets([file], run.device, SHARES)
+    else:
+        maker, clock = (
+            Maker(run.encoders, run.trainee.encoder, run.tokenizer, seed=run.rank),
+            Clock(settings.data_seconds),
+        )
+        lengths = dict.fromkeys(settings.lengths, 1.0) or None
+        wanted = recipes(settings.seed * 1000 + run.rank, canvases=settings.canvases, seconds=lengths)
+        first = FIRST_SEED + (run.rank << 28) + (settings.seed << 31)
+        maker.fill(wanted, clock, first_seed=first, most=settings.clips)
+        run.buckets = maker.buckets()
+        run.say(f"{maker.clips} clips in {len(run.buckets)} buckets after {clock.elapsed:.1f} s")
+        save_buckets(run.buckets, file)
+    counts = {kind: sum(len(b) for b in run.buckets if b.kind == kind) for kind in SHARES}
+    run.say(f"samples: {counts}")
+
+
+if __name__ == "__main__":
+    main()

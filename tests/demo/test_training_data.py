@@ -1,0 +1,193 @@
+"""What the training set holds is what a request would hold; what an optimizer step does is AdamW."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from demo.train import text
+from demo.train.dataset import Maker, load_buckets, save_buckets
+from demo.train.denoiser import Trainee, new_denoiser
+from demo.train.encode import audio_rows, make_encoders, patch_rows, video_moments
+from demo.train.flat import BETAS, EPS, FlatAdam, rate_at
+from demo.train.loop import Clock
+from demo.train.preview import sample
+from demo.train.recipes import KEYFRAMES, Recipe, recipes, sample_captions, wordings
+from demo.train.session import Run, Session
+from demo.train.settings import read_arguments
+from demo.world.tasks import make_example
+from h3serve.models.audio_vae import AudioVAEConfig
+from h3serve.models.video_vae import normalize_pixels
+from h3serve.models.video_vae_config import VideoVAEConfig
+from h3serve.pipeline.rows import video_to_rows
+from h3serve.weights import demo_sizes, demo_weights
+from h3serve.weights.demo_tokenizer import write_tokenizer
+from h3serve.weights.tokenizer import load_tokenizer
+
+PLAIN = {"latents_mean": [0.1] * 24, "latents_std": [0.7] * 24}
+
+
+@pytest.fixture(scope="module")
+def encoders():
+    generator = torch.Generator().manual_seed(0)
+    audio = demo_weights.statistics(32, generator, mean=0.25, std=(1.4, 2.8))
+    return make_encoders(
+        demo_weights.video_vae(VideoVAEConfig.from_dict(demo_sizes.video_vae("diffusers", PLAIN)), generator),
+        demo_weights.audio_vae(AudioVAEConfig.from_dict(demo_sizes.audio_vae("diffusers", audio)), generator),
+    )
+
+
+@pytest.fixture(scope="module")
+def maker(encoders, tmp_path_factory) -> Maker:
+    """Two examples of two families, 22 frames long."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    backend = text.caption_tokenizer(sample_captions(100))
+    write_tokenizer(backend, folder)
+    encoder = text.new_encoder(backend)
+    encoder.reset_buffers()
+    maker = Maker(encoders, encoder, load_tokenizer(folder, encoder.config))
+    for family in ("t2va", "picture_sound"):
+        maker.add(maker.prepare(Recipe(family, (64, 64), 22), 5, 2))
+    return maker
+
+
+@pytest.mark.parametrize("frames", [1, 22])
+def test_moments_of_many_clips_are_those_of_each(encoders, frames):
+    clips = torch.randint(0, 256, (3, frames, 32, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    ours = video_moments(encoders, clips)
+    for number, clip in enumerate(clips):
+        theirs = encoders.video.encode(normalize_pixels(clip))
+        for got, wanted in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(got[number : number + 1], wanted, atol=2e-4, rtol=1e-3)
+
+
+def test_rows_of_many_latents_are_those_of_each():
+    latents = torch.randn(2, 24, 3, 4, 6)
+    for ours, latent in zip(patch_rows(latents), latents, strict=True):
+        assert torch.equal(ours, video_to_rows(latent[None]))
+
+
+def test_sound_rows_of_many_are_those_of_each(encoders):
+    wave = torch.randn(2, 2, 4100, generator=torch.Generator().manual_seed(2)) * 0.1
+    for ours, one in zip(audio_rows(encoders, wave), wave, strict=True):
+        torch.testing.assert_close(ours.float(), encoders.audio.encode(one), atol=4e-3, rtol=4e-3)
+
+
+def test_buckets_share_clips_and_survive_a_file(maker, tmp_path):
+    buckets = maker.buckets()
+    kinds = [bucket.kind for bucket in buckets]
+    assert kinds == ["t2va", *KEYFRAMES, "picture_sound"]
+    assert buckets[0].video.data_ptr() == buckets[1].video.data_ptr()
+    for bucket in buckets:
+        layout = bucket.form.layout
+        assert bucket.condition_video.shape[1] == layout.condition_video_rows
+        assert bucket.condition_audio.shape[1] == layout.condition_audio_rows
+        assert bucket.video.shape[1] == len(layout.video_index) - layout.condition_video_rows
+        assert bucket.audio.shape[1] == len(layout.audio_index) - layout.condition_audio_rows
+        assert bucket.features.shape[1] == len(bucket.form.vision_places)
+    both, first = buckets[3], buckets[1]
+    assert torch.equal(both.condition_video[:, :4], first.condition_video)
+    save_buckets(buckets, tmp_path / "data.pt")
+    again = load_buckets([tmp_path / "data.pt"], torch.device("cpu"), kinds[1:])
+    assert [b.kind for b in again] == kinds[1:]
+    assert torch.equal(again[0].video, buckets[1].video) and torch.equal(again[-1].deep[2], buckets[-1].deep[2])
+    assert again[0].video.data_ptr() == again[1].video.data_ptr()
+
+
+def test_sampling_goes_through_the_ordinary_loop(maker):
+    """A new denoiser's velocity is zero: the noise comes out as it went in."""
+    trainee = Trainee(maker.text_encoder, new_denoiser())
+    bucket = maker.buckets()[-1]
+    drawn = sample(trainee, bucket, 1, steps=2)
+    assert drawn.video.shape == bucket.video[1].shape and drawn.audio.shape == bucket.audio[1].shape
+    assert drawn.video.std() == pytest.approx(1.0, abs=0.1)
+
+
+def test_wordings_are_those_of_the_kind():
+    example = make_example(3, "t2va", (64, 64), 107)
+    assert wordings(example, "both")[0].startswith("At 0.00 seconds into the target video, <Picture 1> is fully")
+    assert len(set(wordings(example, "t2va"))) > 2
+    drawn = [recipe for _, recipe in zip(range(300), recipes(1), strict=False)]
+    assert {recipe.family for recipe in drawn} == {"t2va", "picture", "picture_sound", "motion", "continue"}
+    assert {recipe.frames for recipe in drawn} == {107, 124, 158}
+
+
+def test_a_flat_step_is_adamw():
+    torch.manual_seed(0)
+    ours, theirs = (nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    flat = FlatAdam(ours, clip=1e9)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2, betas=BETAS, eps=EPS, weight_decay=0.0)
+    for step in range(4):
+        x = torch.randn(6, 5, generator=torch.Generator().manual_seed(step))
+        for module in (ours, theirs):
+            module(x).square().sum().backward()
+        flat.step(1e-2)
+        reference.step()
+        reference.zero_grad()
+    for got, wanted in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_a_flat_step_clips_keeps_dtypes_and_forgets_nan():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).bfloat16())
+    flat = FlatAdam(module)
+    module[0].weight.grad.fill_(float("nan"))
+    before = flat.master.clone()
+    flat.step(1e-2)
+    assert torch.equal(flat.master, before) and int(flat.skipped) == 1
+    module[1].weight.grad.fill_(100.0)
+    flat.step(1e-2)
+    assert module[1].weight.dtype == torch.bfloat16 and not torch.equal(flat.master, before)
+    assert flat.norm > 1 and torch.equal(
+        module[1].weight.float(), flat._view(flat.master, "1.weight").bfloat16().float()
+    )
+    state = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in flat.state().items()}
+    flat.use(torch.zeros_like(flat.master))
+    flat.restore(state)
+    assert torch.equal(flat.master, state["master"]) and flat.steps == 2
+
+
+def test_rates_warm_up_and_end_where_they_should():
+    assert rate_at(0.0, 0, peak=1.0, last=0.2, warmup=10) == pytest.approx(0.1)
+    assert rate_at(0.0, 99, peak=1.0, last=0.2, warmup=10) == pytest.approx(1.0)
+    assert rate_at(1.0, 99, peak=1.0, last=0.2, warmup=10) == pytest.approx(0.2)
+    assert np.all(np.diff([rate_at(f, 99, peak=1.0, last=0.0, warmup=1) for f in np.linspace(0, 1, 9)]) < 0)
+
+
+def test_a_session_stops_writes_and_goes_on(maker, encoders, tmp_path):
+    def session(seconds: str, until: str = "1") -> Session:
+        words = ["--stage", "1", "--seconds", seconds, "--until", until, "--rows", "600", "--seed", "3"]
+        words += ["--state", str(tmp_path / "state"), "--out", str(tmp_path / "out")]
+        trainee = Trainee(maker.text_encoder, new_denoiser(seed=3))
+        run = Run(
+            read_arguments(None, words),
+            0,
+            torch.device("cpu"),
+            maker.tokenizer,
+            trainee,
+            encoders,
+            Clock(1e9),
+            maker.buckets(),
+        )
+        return Session(run, "stage1", {"t2va": 0.5, "picture_sound": 0.5}, together=True, peak=1e-3, last=1e-4)
+
+    first = session("1.5", until="0.5")
+    first.train()
+    first.preview()
+    steps = first.adam.steps
+    assert steps >= 1 and first.fraction == 0.5 and first.samples >= steps
+    written = {file.name for file in (tmp_path / "out").iterdir()}
+    assert written == {"curve_stage1.json", "stage1_denoiser.safetensors", "stage1_encoder.safetensors", "stage1.png"}
+    held = load_file(tmp_path / "out" / "stage1_denoiser.safetensors")
+    assert held["modulation.time_embedder.proj_in.weight"].dtype == torch.float32
+    assert held["transformer.blocks.0.attn.qkv_proj.weight"].dtype == torch.bfloat16
+    assert held.keys() == new_denoiser().state_dict().keys()
+    again = session("1.5")
+    assert again.adam.steps == steps and again.fraction == 0.5
+    torch.testing.assert_close(again.adam.average, first.adam.average)
+    again.train()
+    assert again.adam.steps > steps and again.fraction == 1.0
