@@ -41,7 +41,9 @@ def read_arguments(description: str | None, words: list[str] | None = None) -> S
     parser.add_argument("--gpus", type=int, default=1, help="ranks; processes on a CPU")
     parser.add_argument("--rows", type=int, default=65536, help="of a batch, on each rank")
     parser.add_argument("--rate", type=float, default=1.5e-3)
-    parser.add_argument("--weights", type=Path, default=Path(".weights"), help="folder of the trained VAEs")
+    parser.add_argument(
+        "--weights", type=Path, default=Path(".weights"), help="folder of the trained VAEs, or untrained"
+    )
     parser.add_argument("--state", type=Path, default=Path("/tmp/h3"), help="what a later command goes on from")
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--seed", type=int, default=0)

@@ -13,11 +13,12 @@ What a later command goes on from is in `--state`; `--weights` is the folder wit
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer as Backend
 
-from demo.train import ranks
+from demo.train import ranks, sizes
 from demo.train.dataset import Maker, load_buckets, save_buckets
 from demo.train.denoiser import Trainee, new_denoiser
 from demo.train.encode import make_encoders
@@ -28,10 +29,14 @@ from demo.train.session import Run, Session
 from demo.train.settings import Settings, read_arguments
 from demo.train.text import caption_tokenizer, new_encoder
 from demo.train.weights import load_audio_vae, load_video_vae
+from h3serve.models.audio_vae import AudioVAE
 from h3serve.models.denoiser import to_compute_dtype
+from h3serve.models.video_vae import VideoVAE
+from h3serve.weights import demo_weights
 from h3serve.weights.demo_tokenizer import write_tokenizer
 from h3serve.weights.tokenizer import load_tokenizer
 
+UNTRAINED = Path("untrained")
 PARTS = {0: ("fl2va", SCENE_KINDS), 1: ("ref2va", REFERENCE_KINDS)}  # of stage 2, by rank
 REMAINING = 0.25  # of the rate at the end of stage 1
 RESTART = 0.5  # of the rate at the begin of stage 2
@@ -66,12 +71,20 @@ def make_run(rank: int, settings: Settings) -> Run:
         encoder.bfloat16()
     trainee = Trainee(encoder, denoiser).to(device)
     encoder.reset_buffers(device)
-    encoders = make_encoders(
-        load_video_vae(settings.weights / "video_vae.safetensors", device),
-        load_audio_vae(settings.weights / "audio_vae.safetensors", device),
-    )
+    encoders = make_encoders(*load_vaes(settings.weights, device))
     tokenizer = load_tokenizer(settings.state / "tokenizer", encoder.config)
     return Run(settings, rank, device, tokenizer, trainee, encoders, clock)
+
+
+def load_vaes(folder: Path, device: torch.device) -> tuple[VideoVAE, AudioVAE]:
+    """The trained ones; those of a folder called "untrained" are random, for trying out."""
+    if folder != UNTRAINED:
+        video = load_video_vae(folder / "video_vae.safetensors", device)
+        return video, load_audio_vae(folder / "audio_vae.safetensors", device)
+    generator = torch.Generator().manual_seed(0)
+    video = demo_weights.video_vae(sizes.video_vae_config(), generator)
+    audio = demo_weights.audio_vae(sizes.audio_vae_config(), generator)
+    return video.to(device).requires_grad_(False), audio.to(device).requires_grad_(False)
 
 
 def shared_tokenizer(rank: int, settings: Settings) -> Backend:
