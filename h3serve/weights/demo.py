@@ -46,7 +46,7 @@ class Part:
 
     def key_map(self, layout: Layout) -> KeyMap:
         recipe = RECIPES[self.name]
-        return recipe.key_map(recipe.read_config(_flat(self.configs[layout])), layout)
+        return recipe.key_map(recipe.read_config(flat(self.configs[layout])), layout)
 
     def write(self, folder: Path, layout: Layout, *, weights: Path) -> None:
         """Config and weight files."""
@@ -65,17 +65,21 @@ Parts = Mapping[str, Part]  # by `probes.key`
 
 
 def write_demo_checkpoint(folder: Path, layout: Layout = "original", *, seed: int = 0) -> None:
-    """Write both partitions into a new or empty folder; whole or not at all.
+    """Write both partitions with random weights into a new or empty folder; whole or not at all.
 
     RequestError for another layout or a folder that is in use, OutputError if it cannot be written.
     """
     if layout not in LAYOUTS:
         raise RequestError("layout", layout, "it must be original or diffusers")
+    tokenizer = build_tokenizer()
+    write_checkpoint(folder, layout, make_parts(tokenizer, seed), tokenizer)
+
+
+def write_checkpoint(folder: Path, layout: Layout, parts: Parts, tokenizer: Tokenizer) -> None:
+    """Write these networks, and what the canary compares with, into a new or empty folder; whole or not at all."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise RequestError("folder", str(folder), "it must be new or empty")
     with _whole_or_nothing(folder) as staging:
-        tokenizer = build_tokenizer()
-        parts = make_parts(tokenizer, seed)
         if layout == "original":
             _write_original(staging, parts, tokenizer)
         else:
@@ -160,7 +164,7 @@ def _write_shared(root: Path, parts: Parts, tokenizer: Tokenizer, *, layout: Lay
     write_processor(tokenizer, root / "processor")
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """As `layout.py` reads it: the original video VAE's two files as one dict."""
     return {**config.get("source", {}), **{name: value for name, value in config.items() if name != "source"}}
 
