@@ -98,10 +98,9 @@ PLAIN = Way()
 
 
 def ways() -> dict[str, Way]:
-    """All there are, by name."""
+    """Those that may be quick on a GPU, by name."""
     compiled = partial(torch.compile, dynamic=True)
     return {
-        "plain": PLAIN,
         "convolutions": Way(by_convolutions),
         "slices": Way(by_slices),
         "compiled": Way(compiled(by_slices), compiled(bend)),

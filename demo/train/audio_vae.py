@@ -33,7 +33,7 @@ SIZE = 1e-4  # weight of the mean square of latents, which would otherwise grow 
 WAVE = 0.5  # weight of the waveform beside the spectra
 QUIET = 0.003  # amplitude under which errors are no longer weighed up
 SECONDS = 24  # of one channel in a batch
-LENGTHS = (1, 1, 1, 2, 4)  # seconds of a sound: attention must not depend on the length
+LENGTHS = (1, 1, 1, 4)  # seconds of a sound: attention must not depend on the length
 RESERVE_S = 30.0  # for statistics and figures
 
 
@@ -147,7 +147,6 @@ def main() -> None:
 def run(arguments: argparse.Namespace, clock: Clock, out: Path, *, held_out: int) -> None:
     """Train new weights until the clock is done, and measure them."""
     device = prepare(arguments.seed)
-    torch.backends.cudnn.benchmark = True  # three lengths: few shapes to choose kernels for
     vae = AudioVAE(sizes.audio_vae_config())
     initialize(vae)
     vae.to(device)
