@@ -54,7 +54,9 @@ def new_denoiser(*, seed: int = 0, config: TransformerConfig | None = None) -> D
     denoiser = Denoiser(config or TransformerConfig.from_dict(transformer()))
     for name, parameter in sorted(denoiser.named_parameters()):
         if parameter.dim() == 1:
-            parameter.fill_(1.0 if name.endswith("norm.weight") or "norm1" in name or "norm2" in name else 0.0)
+            parameter.fill_(1.0 if "norm" in name else 0.0)
+            if name.endswith("_proj.bias") and "transformer" in name:  # a row's kind is felt from the start
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
         else:
             spread = 0.0 if name.endswith(("adaln_proj.linear.weight", "_out.weight")) else parameter.shape[1] ** -0.5
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * spread)

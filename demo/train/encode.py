@@ -15,7 +15,7 @@ from h3serve.models.audio_vae import AudioVAE
 from h3serve.models.video_vae import PIXEL_MEAN, PIXEL_STD, Moments, VideoVAE, constant
 
 TokensOf = Callable[[Tensor], Tensor]  # pixels [B,3,D,H,W] -> moments [B,48,d,h,w]
-VOXELS = {"cuda": 40_000_000, "cpu": 1_000_000}  # that go through the encoder at once
+VOXELS = {"cuda": 12_000_000, "cpu": 1_000_000}  # that go through the encoder at once
 
 
 @dataclass(frozen=True)

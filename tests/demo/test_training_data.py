@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from demo.train import text
+from demo.train.batches import Loader
 from demo.train.dataset import Maker, load_buckets, save_buckets
-from demo.train.denoiser import Trainee, new_denoiser
+from demo.train.denoiser import Kernels, Trainee, add_noise, draw_sigmas, losses, new_denoiser
 from demo.train.encode import audio_rows, make_encoders, patch_rows, video_moments
 from demo.train.flat import BETAS, EPS, FlatAdam, rate_at
 from demo.train.loop import Clock
@@ -20,6 +23,7 @@ from demo.train.session import Run, Session
 from demo.train.settings import read_arguments
 from demo.world.tasks import make_example
 from h3serve.models.audio_vae import AudioVAEConfig
+from h3serve.models.denoiser import to_compute_dtype
 from h3serve.models.video_vae import normalize_pixels
 from h3serve.models.video_vae_config import VideoVAEConfig
 from h3serve.pipeline.rows import video_to_rows
@@ -191,3 +195,28 @@ def test_a_session_stops_writes_and_goes_on(maker, encoders, tmp_path):
     torch.testing.assert_close(again.adam.average, first.adam.average)
     again.train()
     assert again.adam.steps > steps and again.fraction == 1.0
+
+
+def test_half_precision_has_the_gradients_of_float32(maker):
+    """As on a GPU: bfloat16 weights with float32 islands. Nothing is zero, so that every path counts."""
+    denoiser = new_denoiser()
+    demo_weights.fill(denoiser, torch.Generator().manual_seed(1), demo_weights.TRANSFORMER)
+    buckets = maker.buckets()
+    plan = Loader(buckets, {"t2va": 0.5, "picture_sound": 0.5}, 900, seed=(1,)).plan(0)
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        trainee = Trainee(copy.deepcopy(maker.text_encoder).to(dtype), to_compute_dtype(copy.deepcopy(denoiser), dtype))
+        trainee.encoder.reset_buffers()
+        generator = torch.Generator().manual_seed(4)
+        sigmas = draw_sigmas(plan.samples, torch.device("cpu"), generator)
+        noised = add_noise(plan, plan.arrays, buckets, sigmas, generator)
+        video, audio, *_ = losses(trainee, plan, plan.arrays, noised, Kernels())
+        (video + audio).backward()
+        gradients = {n: p.grad.float() for n, p in trainee.named_parameters() if p.grad is not None}
+        found[dtype] = (float(video), float(audio)), gradients
+    wide, half = found[torch.float32], found[torch.bfloat16]
+    assert half[0] == pytest.approx(wide[0], rel=0.03)
+    assert half[1].keys() == wide[1].keys() and len(wide[1]) > 100
+    for name, wanted in wide[1].items():
+        cosine = torch.cosine_similarity(half[1][name].flatten(), wanted.flatten(), 0)
+        assert cosine > 0.9, (name, cosine)
