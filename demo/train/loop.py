@@ -15,10 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 Tensors = dict[str, torch.Tensor]
-Reduce = Callable[[list[torch.Tensor]], None]  # changes gradients in place, e.g. their mean over the ranks
 
 PATIENCE = 20  # steps in a row without a finite gradient before the averaged weights are taken back
-MiB = 1 << 20
 
 
 class Clock:
@@ -55,11 +53,11 @@ class Every:
 
 
 class Trainer:
-    """AdamW over the parameters of a module that want gradients.
+    """AdamW over the float32 parameters of a module that want gradients.
 
-    The rate warms up over `warmup` steps and falls to zero as a cosine of the clock. What is kept in bfloat16 has a
-    float32 master. Gradients are clipped to norm `clip`; a step without a finite loss and gradient is skipped.
-    `average` holds the exponential moving average of the masters, float32, by name.
+    The rate warms up over `warmup` steps and falls to zero as a cosine of the clock. Gradients are clipped to norm
+    `clip`; a step without a finite loss and gradient is skipped. `average` holds the exponential moving average of
+    the parameters by name.
     """
 
     def __init__(
@@ -71,52 +69,29 @@ class Trainer:
         warmup: int = 200,
         clip: float = 1.0,
         decay: float = 0.999,
-        weight_decay: float = 0.0,
     ) -> None:
         self.clock, self.rate, self.warmup, self.clip, self.decay = clock, rate, warmup, clip, decay
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.parameters = list(named.values())
-        self.masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
-        self.average: Tensors = {name: m.detach().clone() for name, m in zip(named, self.masters, strict=True)}
-        fused = self.masters[0].device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(self.masters, betas=(0.9, 0.95), weight_decay=weight_decay, fused=fused)
+        self.average: Tensors = {name: p.detach().clone() for name, p in named.items()}
+        fused = self.parameters[0].device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(self.parameters, betas=(0.9, 0.95), weight_decay=0.0, fused=fused)
         self.steps, self.skipped, self.bad_in_a_row = 0, 0, 0
 
-    def step(self, loss: torch.Tensor, reduce: Reduce | None = None) -> bool:
-        """Backward and one update; False if it was skipped. Gradients are freed."""
+    def step(self, loss: torch.Tensor) -> bool:
+        """Backward and one update; False if it was skipped."""
         self.backward(loss)
-        return self.update(loss, reduce)
+        return self.update(loss)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Gradients. It does not wait for a GPU: the next batch can be made before `update`, which does."""
-        for parameter in self.parameters:
-            parameter.grad = None
+        self.optimizer.zero_grad()
         loss.backward()
 
-    def update(self, loss: torch.Tensor, reduce: Reduce | None = None) -> bool:
+    @torch.no_grad()
+    def update(self, loss: torch.Tensor) -> bool:
         """One update from the gradients of `loss`; False if it was skipped."""
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            master.grad = gradient.to(master.dtype)
-        if reduce:
-            reduce([m.grad for m in self.masters if m.grad is not None])
-        return self._update(loss.detach())
-
-    def current_rate(self) -> float:
-        """The learning rate of the next step."""
-        warm = min(1.0, (self.steps + 1) / self.warmup)
-        return self.rate * warm * 0.5 * (1.0 + math.cos(math.pi * self.clock.fraction))
-
-    @torch.no_grad()
-    def restore_average(self) -> None:
-        """Put the averaged weights into the module."""
-        for master, parameter, average in zip(self.masters, self.parameters, self.average.values(), strict=True):
-            master.copy_(average)
-            parameter.copy_(average)
-
-    @torch.no_grad()
-    def _update(self, loss: torch.Tensor) -> bool:
-        norm = torch.nn.utils.clip_grad_norm_(self.masters, self.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
         self.steps += 1
         if not torch.isfinite(norm + loss).item():
             self._bad()
@@ -125,18 +100,21 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.current_rate()
         self.optimizer.step()
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
-            if parameter is not master:
-                parameter.copy_(master)
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))  # the first steps are soon forgotten
-        torch._foreach_lerp_(list(self.average.values()), self.masters, 1.0 - decay)
+        torch._foreach_lerp_(list(self.average.values()), self.parameters, 1.0 - decay)
         return True
+
+    def current_rate(self) -> float:
+        """The learning rate of the next step."""
+        warm = min(1.0, (self.steps + 1) / self.warmup)
+        return self.rate * warm * 0.5 * (1.0 + math.cos(math.pi * self.clock.fraction))
 
     def _bad(self) -> None:
         self.skipped += 1
         self.bad_in_a_row += 1
         if self.bad_in_a_row >= PATIENCE:
-            self.restore_average()
+            for parameter, average in zip(self.parameters, self.average.values(), strict=True):
+                parameter.copy_(average)
             self.optimizer.state.clear()
             self.bad_in_a_row = 0
 

@@ -15,19 +15,17 @@ def fit(module: nn.Module, trainer: Trainer, steps: int) -> float:
     loss = torch.zeros(())
     for _ in range(steps):
         x = torch.randn(64, 4, generator=generator)
-        loss = (module(x.to(module.weight.dtype)).float() - 2 * x).square().mean()
+        loss = (module(x) - 2 * x).square().mean()
         assert trainer.step(loss)
     return float(loss.detach())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_learns(dtype: torch.dtype) -> None:
+def test_learns() -> None:
     torch.manual_seed(0)
-    module = nn.Linear(4, 4).to(dtype)
+    module = nn.Linear(4, 4)
     trainer = Trainer(module, Clock(1e9), rate=3e-2, warmup=10, decay=0.9)
     assert fit(module, trainer, 300) < 1e-2
     assert torch.allclose(trainer.average["weight"], 2 * torch.eye(4), atol=0.05)
-    assert trainer.average["weight"].dtype == torch.float32
 
 
 def test_a_step_without_a_finite_gradient_changes_nothing() -> None:
@@ -61,14 +59,6 @@ def test_the_rate_warms_up_and_ends_at_zero() -> None:
     clock.start -= 2e9
     assert clock.done
     assert trainer.current_rate() == pytest.approx(0.0)
-
-
-def test_gradients_are_reduced_before_the_update() -> None:
-    module = nn.Linear(4, 4)
-    trainer = Trainer(module, Clock(1e9), rate=1e-2)
-    before = module.weight.detach().clone()
-    trainer.step(module(torch.ones(1, 4)).sum(), lambda gradients: [g.zero_() for g in gradients])
-    assert torch.equal(module.weight, before)
 
 
 def test_weights_and_curve_are_whole_files(tmp_path) -> None:

@@ -3,6 +3,7 @@
 import json
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,7 +11,7 @@ from demo.train import sizes, video_vae
 from demo.train.device import fastest
 from demo.train.folded_encoder import moments as folded_moments
 from demo.train.loop import Clock
-from demo.train.scenes import WINDOW, clip_batch
+from demo.train.scenes import WINDOW, clip_batch, crowd
 from demo.train.video_figures import measure
 from demo.train.weights import load_video_vae
 from h3serve.models.video_vae import VideoVAE, normalize_pixels
@@ -75,3 +76,15 @@ def test_fastest_leaves_out_what_fails() -> None:
         raise RuntimeError("no kernel")
 
     assert fastest({"fails": fails, "works": lambda: None}, torch.device("cpu")) == "works"
+
+
+def test_a_crowd_holds_its_scenes_moved_and_scaled() -> None:
+    several = crowd(Random(3), (96, 64))
+    times = np.arange(4) / 24
+    state, first = several.state(times), several.scenes[0].state(times)
+    x, y, factor = several.moves[0]
+    things = len(several.scenes[0].things)
+    assert len(state.x) == len(several.things) >= 2
+    assert np.allclose(state.x[:things], first.x + x)
+    assert np.allclose(state.y[:things], first.y + y)
+    assert np.allclose(state.radius[:things], first.radius * factor)
