@@ -33,7 +33,7 @@ class Pieces:
     """Rates of one H200 inside a step, and of one rank's link. bench/results/ranks_h200.md has the measurements."""
 
     gemm: float = 730.0  # TFLOP/s
-    attention: float = 575.0  # TFLOP/s
+    attention: float = 650.0  # TFLOP/s, FlashAttention-4; 575 with the kernels of torch
     memory: float = 3.5  # TB/s
     link: float = 225.0  # GB/s that one rank sends in an exchange among all
     reduce: float = 283.0  # GB/s that one rank sends in a sum over all
