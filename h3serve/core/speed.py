@@ -9,12 +9,12 @@ from h3serve.core.cost import RELEASED_MODEL, ModelSize
 from h3serve.core.growth import Growth
 from h3serve.core.tasks import Quality
 
-# Curves through what was measured of an evaluation, everything resident, with the optional extra `fa4`: within 1.5 % of
-# it from 38 to 109 thousand rows. `exact` was measured at one length and has diffusers' curve beyond.
+# Curves through what was measured of an evaluation, everything resident, with the optional extra `fa4`: within 2 % of
+# it from 15 to 109 thousand rows. `exact` was measured at one length and has diffusers' curve beyond.
 MEASURED: Mapping[str, Mapping[Quality, Growth]] = {
     "NVIDIA H200": {
         "exact": Growth(linear=527e12, attention=567e12),
-        "lossless": Growth(linear=730e12, attention=646e12),
+        "lossless": Growth(linear=653e12, attention=671e12),
         "fast": Growth(linear=1066e12, attention=777e12),
     }
 }

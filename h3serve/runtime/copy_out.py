@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from itertools import chain, islice
 from typing import TypeVar
 
@@ -48,7 +49,13 @@ def own_stream(device: torch.device) -> AbstractContextManager[object]:
     """Work in the `with` block waits for nothing that is queued outside of it; what it reads has to be there."""
     if device.type != "cuda":
         return nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream(device, priority=-1))  # what is short goes first
+    return torch.cuda.stream(_beside(device))
+
+
+@cache
+def _beside(device: torch.device) -> torch.cuda.Stream:
+    """Kept: memory that was allocated on a stream serves that stream again, and allocating may wait for the device."""
+    return torch.cuda.Stream(device, priority=-1)  # what is short goes first
 
 
 class _Copy:

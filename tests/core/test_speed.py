@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from h3serve.core import segments
+from h3serve.core.growth import fit
 from h3serve.core.speed import MEASURED, denoise_seconds, request_seconds
 
 RESULTS = json.loads((Path(__file__).parent.parent.parent / "bench" / "results" / "h200.json").read_text())
 REQUESTS = {title: report for title, report in RESULTS.items() if title.startswith("Request, ")}
+GROWTH = {title: report for title, report in RESULTS.items() if title.startswith("Growth, ")}
 STEPS = {title: report for title, report in RESULTS.items() if title.startswith("Step, ")}
 
 
@@ -21,7 +23,16 @@ def test_estimates_are_near_the_measurements(title: str) -> None:
     measured = {f["name"]: f["seconds"] for f in report["figures"] if f["name"] in tiers}
     assert measured
     for tier, seconds in measured.items():
-        assert tiers[tier].seconds(rows) == pytest.approx(seconds, rel=0.015)
+        assert tiers[tier].seconds(rows) == pytest.approx(seconds, rel=0.03)
+
+
+@pytest.mark.parametrize("title", GROWTH)
+def test_estimates_are_near_the_measured_growth(title: str) -> None:
+    report, tier = GROWTH[title], title.split(", ")[1]
+    points = [(int(figure["name"].split()[0]), figure["seconds"]) for figure in report["figures"]]
+    assert len(points) == 5 and fit(points).distance(points) < 0.01
+    for rows, seconds in points:
+        assert MEASURED[report["facts"]["device"]][tier].seconds(rows) == pytest.approx(seconds, rel=0.03)
 
 
 @pytest.mark.parametrize("title", REQUESTS)
