@@ -179,6 +179,9 @@ def from_files(
     """A network on meta whose weights stay in their files: `entries` of its key map, checked by the caller."""
     blocks = blocks_of(module, name)
     shapes = {key: tuple(value.shape) for key, value in module.state_dict().items()}
+    for entry in entries:  # what weights will be is asked for before their first visit
+        dtype = dtype_of(entry.target)
+        install(module, {entry.target: torch.empty(shapes[entry.target], dtype=dtype, device="meta")})
     store = FileStore(
         index,
         split({entry.target: entry for entry in entries}, name, len(blocks)),
