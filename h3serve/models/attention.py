@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 
 import torch
 from torch.nn import functional as F
+
+log = logging.getLogger(__name__)
 
 # q, k, v -> out, all [S, heads, head_dim]; the last axis is contiguous, the others need not be.
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -14,6 +19,7 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _KEYS = 128  # per tile of cuDNN's kernel; a last tile that is not full slows all others down
 _SAMPLE = 4096  # rows that the mean key is taken of
 _WORTH_PADDING = 4 * _SAMPLE  # rows; below, attention is no large part of a step
+_FLASH4_MODULES = ("flash_attn.cute.interface", "quack.gemm_interface")
 _FLASH4_TILES = {9: ((192, 128), False)}  # by major capability, where another than its own choice is quicker
 
 
@@ -89,9 +95,22 @@ def eight_bits(device: torch.device, dtype: torch.dtype) -> Attention | None:
 
 
 def has_flash4(device: torch.device) -> bool:
-    """Whether FlashAttention-4 is installed and made for this CUDA device."""
+    """Whether FlashAttention-4 and the products that come with it are installed and made for this CUDA device."""
+    return torch.cuda.get_device_capability(device)[0] in (9, 10) and flash4_loads()
+
+
+@cache
+def flash4_loads() -> bool:
+    """Whether the extra `fa4` can be imported: found is not enough, an installation may be half done or mismatched."""
     try:
-        installed = find_spec("flash_attn.cute") is not None
+        if find_spec("flash_attn.cute") is None:
+            return False
     except ModuleNotFoundError:
-        installed = False
-    return installed and torch.cuda.get_device_capability(device)[0] in (9, 10)
+        return False
+    try:
+        for module in _FLASH4_MODULES:
+            import_module(module)
+    except Exception as error:  # what a broken installation raises is anyone's guess
+        log.warning("FlashAttention-4 is installed but cannot be loaded, other kernels are taken: %s", error)
+        return False
+    return True

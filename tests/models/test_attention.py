@@ -1,7 +1,12 @@
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 
-from h3serve.models.attention import available, fastest, mean_key, sdpa
+from h3serve.models.attention import available, fastest, flash4_loads, mean_key, sdpa
 
 
 def test_sdpa_is_full_attention_per_head() -> None:
@@ -38,9 +43,10 @@ def test_fastest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def find_spec(name: str) -> object:
-        return object() if name == "triton" or installed else None
+        return object() if name == "triton" else None
 
     monkeypatch.setattr("h3serve.models.attention.find_spec", find_spec)
+    monkeypatch.setattr("h3serve.models.attention.flash4_loads", lambda: installed)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     kernels = available(torch.device(device), dtype)
     assert list(kernels)[-1] == expected
@@ -75,3 +81,45 @@ def test_what_padding_adds_is_taken_out(common: float, count: int) -> None:
     without_padding(out, logsumexp, q=q, key=mean_key(k), count=count)
     # Scores of some hundreds have an absolute error of their own in float32.
     assert torch.allclose(out, sdpa(q, k, v), atol=2e-3 if common else 2e-5)
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Whether the extra loads is looked up once a process: here anew, and again after the test."""
+    before = set(sys.modules)
+    flash4_loads.cache_clear()
+    yield
+    flash4_loads.cache_clear()
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(
+    ("interface", "products", "loads"),
+    [("", "", True), ("import missing_part_of_it", "", False), ("", "raise RuntimeError('no such GPU')", False)],
+)
+def test_an_extra_that_is_installed_in_part_is_left_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    interface: str,
+    products: str,
+    loads: bool,
+) -> None:
+    for name, text in (("flash_attn/cute/interface.py", interface), ("quack/gemm_interface.py", products)):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+        (file.parent / "__init__.py").touch()
+    (tmp_path / "flash_attn/__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert [flash4_loads() for _ in range(2)] == [loads] * 2
+    assert len(caplog.records) == (not loads)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_without_the_extra_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert not flash4_loads()
+    assert not caplog.records
