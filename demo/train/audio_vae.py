@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -18,8 +19,9 @@ from torch import nn
 
 from demo.train import alias_free, sizes
 from demo.train.audio_figures import measure
+from demo.train.captured import Captured, Eager
 from demo.train.device import OutOfMemory, fastest, prepare
-from demo.train.loop import Clock, Curve, Every, Trainer, save_weights
+from demo.train.loop import Clock, Curve, Every, Trainer, load_weights, save_weights
 from demo.train.scenes import sound_batch
 from demo.train.spectra import spectral_loss
 from h3serve.models.audio_decoder import AMPBlock
@@ -33,6 +35,8 @@ SIZE = 1e-4  # weight of the mean square of latents, which would otherwise grow 
 WAVE = 0.5  # weight of the waveform beside the spectra
 QUIET = 0.003  # amplitude under which errors are no longer weighed up
 SECONDS = 24  # of one channel in a batch
+Compute = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]  # losses; gradients are left in the parameters
+
 LENGTHS = (1, 1, 1, 4)  # seconds of a sound: attention must not depend on the length
 RESERVE_S = 30.0  # for statistics and figures
 
@@ -87,19 +91,17 @@ class Batches:
 def train(vae: AudioVAE, batches: Batches, clock: Clock, out: Path) -> Curve:
     """Until the clock is done; averaged weights every minute."""
     wave = next(batches)
-    chosen = choose_ways(vae, wave)
+    name, compute = choose_way(vae, wave)
     trainer = Trainer(vae, clock, rate=RATE)
     parameters = sum(parameter.numel() for parameter in vae.parameters())
-    facts = {"ways": chosen, "rate": RATE, "noise": NOISE, "wave": WAVE, "parameters": parameters}
+    facts = {"way": name, "rate": RATE, "noise": NOISE, "wave": WAVE, "parameters": parameters}
     curve, line, minute = Curve(out / "audio_vae.json", facts), Every(5.0), Every(60.0)
     while not (clock.done and trainer.steps):
         try:
-            loss, spectral, size = losses(vae, wave)
-            trainer.backward(loss)
+            loss, spectral, size = compute(wave)
             wave = next(batches)  # while the GPU works
             trainer.update(loss)
         except OutOfMemory:
-            loss = spectral = size = None
             batches.seconds = max(4, int(batches.seconds * 0.7))
             torch.cuda.empty_cache()
             wave = next(batches)
@@ -115,18 +117,24 @@ def train(vae: AudioVAE, batches: Batches, clock: Clock, out: Path) -> Curve:
     return curve
 
 
-def choose_ways(vae: AudioVAE, wave: torch.Tensor) -> str:
-    """Has `vae` compute its activations in the way that is the quickest on this device; its name."""
+def choose_way(vae: AudioVAE, wave: torch.Tensor) -> tuple[str, Compute]:
+    """The quickest way on this device to compute losses and gradients, and its name."""
+    trained = [parameter for parameter in vae.parameters() if parameter.requires_grad]
+    eager = Eager(partial(losses, vae), trained)
+    if wave.device.type == "cpu":
+        return "plain", eager
+    ways = alias_free.ways()
+    trials = {name: (way, eager) for name, way in ways.items()}
+    trials["compiled, captured"] = (ways["compiled"], Captured(eager.losses, trained))
 
-    ways = alias_free.ways() if wave.device.type == "cuda" else {"plain": alias_free.PLAIN}
-
-    def trial(way: alias_free.Way) -> None:
+    def trial(way: alias_free.Way, compute: Compute) -> None:
         alias_free.use(vae, way)
-        losses(vae, wave)[0].backward()
+        compute(wave)
 
-    chosen = fastest({name: partial(trial, way) for name, way in ways.items()}, wave.device)
-    alias_free.use(vae, ways[chosen])
-    return chosen
+    chosen = fastest({name: partial(trial, *pair) for name, pair in trials.items()}, wave.device)
+    way, compute = trials[chosen]
+    alias_free.use(vae, way)
+    return chosen, compute
 
 
 def main() -> None:
@@ -137,6 +145,7 @@ def main() -> None:
     parser.add_argument("--batch-seconds", type=int, default=SECONDS)
     parser.add_argument("--held-out", type=int, default=32)
     parser.add_argument("--seed", type=int, default=2)
+    parser.add_argument("--start", type=Path, help="weights of an earlier run to go on from")
     arguments = parser.parse_args()
     clock = Clock(arguments.seconds - arguments.reserve)
     with TemporaryDirectory() as place:  # a rehearsal: what fails must not fail at the end
@@ -149,6 +158,8 @@ def run(arguments: argparse.Namespace, clock: Clock, out: Path, *, held_out: int
     device = prepare(arguments.seed)
     vae = AudioVAE(sizes.audio_vae_config())
     initialize(vae)
+    if arguments.start:
+        load_weights(vae, arguments.start)
     vae.to(device)
     curve = train(vae, Batches(arguments.seed, arguments.batch_seconds, device), clock, out)
     measure(vae, curve, out, device=device, count=held_out)

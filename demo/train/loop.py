@@ -78,19 +78,9 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(self.parameters, betas=(0.9, 0.95), weight_decay=0.0, fused=fused)
         self.steps, self.skipped, self.bad_in_a_row = 0, 0, 0
 
-    def step(self, loss: torch.Tensor) -> bool:
-        """Backward and one update; False if it was skipped."""
-        self.backward(loss)
-        return self.update(loss)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Gradients. It does not wait for a GPU: the next batch can be made before `update`, which does."""
-        self.optimizer.zero_grad()
-        loss.backward()
-
     @torch.no_grad()
     def update(self, loss: torch.Tensor) -> bool:
-        """One update from the gradients of `loss`; False if it was skipped."""
+        """One update from the gradients of `loss`; False if it was skipped. Waits for a GPU to have them."""
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
         self.steps += 1
         if not torch.isfinite(norm + loss).item():

@@ -15,6 +15,7 @@ from demo.world.names import FPS, Size
 FRAMES = 107  # of the clip a window is taken from
 WINDOW = 22  # frames: two encoder chunks, one decoder window
 CROWDED = 0.5  # share of clips with many things at once: most of a scene is background, which is soon learned
+MOVING = 0.7  # share of clips in which something moves; of a whole scene it is half
 STILL = 0.1  # share of clips that show a big thing that stands still, as reference pictures do
 RECOLOURED = 0.1  # share of clips in colours of their own
 NEAR_EVENT = 0.75  # share of sounds with an event in them
@@ -64,11 +65,15 @@ def crowd(random: Random, canvas: Size) -> Crowd:
 
 
 def window(random: Random, canvas: Size) -> Scene:
-    """A scene that begins anywhere in a clip, or shows a big thing that stands still."""
+    """A scene that begins anywhere in a clip, mostly while it moves, or shows a big thing that stands still."""
     scene = sample_scene(random.getrandbits(40), canvas=canvas, frames=FRAMES)
     if random.random() < STILL:
         return replace(scene, things=scene.things[:1], motion=Motion("still"))
-    return replace(scene, offset_s=random.uniform(0, (FRAMES - WINDOW) / FPS))
+    first, last = 0.0, (FRAMES - WINDOW) / FPS
+    if random.random() < MOVING:
+        begins = scene.motion.start_s
+        first, last = begins - WINDOW / FPS, begins + scene.motion.steps * scene.motion.step_s
+    return replace(scene, offset_s=random.uniform(first, last))
 
 
 def sound_batch(random: Random, count: int, seconds: int, device: torch.device) -> torch.Tensor:

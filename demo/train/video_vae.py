@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -16,12 +17,14 @@ import torch
 from torch import nn
 
 from demo.train import sizes
+from demo.train.captured import Captured, Eager
 from demo.train.device import OutOfMemory, fastest, prepare
 from demo.train.folded_encoder import moments as folded_moments
 from demo.train.loop import Clock, Curve, Every, Trainer, load_weights, save_weights
 from demo.train.scenes import clip_batch
 from demo.train.video_figures import measure
 from demo.world.names import small_canvases
+from h3serve.models.video_decoder import rope_table
 from h3serve.models.video_vae import PIXEL_MEAN, PIXEL_STD, VideoVAE, constant
 
 RATE = 1.2e-3
@@ -33,6 +36,7 @@ PIXELS = 12 * 96 * 128  # of one frame of all clips of a batch
 RESERVE_S = 40.0  # for statistics and figures
 
 Encode = Callable[[VideoVAE, torch.Tensor], torch.Tensor]
+Compute = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]  # losses; gradients are left in the parameters
 
 
 def initialize(vae: VideoVAE) -> None:
@@ -109,6 +113,8 @@ class Batches:
     def __init__(self, seed: int, pixels: int, max_area: int, device: torch.device) -> None:
         self.random, self.pixels, self.device = Random(seed), pixels, device
         self.canvases = small_canvases(max_area)
+        # Graphs read the rotation table of each where it is: h3serve must not throw one away.
+        assert len(self.canvases) <= rope_table.cache_parameters()["maxsize"]
 
     def __next__(self) -> torch.Tensor:
         canvas = self.random.choice(self.canvases)
@@ -118,34 +124,17 @@ class Batches:
 
 def train(vae: VideoVAE, batches: Batches, clock: Clock, out: Path) -> Curve:
     """Until the clock is done; averaged weights every minute."""
-    device = batches.device
-    trainer = Trainer(vae, clock, rate=RATE)
-
-    def loss_of(encode: Encode, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            return losses(vae, frames, encode)
-
-    sample = next(batches)
-    trials = {name: lambda e=encode: loss_of(e, sample)[0].backward() for name, encode in ENCODERS.items()}
-    chosen = fastest(trials, device) if device.type == "cuda" else "plain"
-    facts = {
-        "encoder": chosen,
-        "rate": RATE,
-        "kl": KL,
-        "squares": SQUARES,
-        "pixels": batches.pixels,
-        "parameters": count(vae),
-    }
-    curve, line, minute = Curve(out / "video_vae.json", facts), Every(5.0), Every(60.0)
     frames = next(batches)
+    chosen, compute = choose_way(vae, frames)
+    trainer = Trainer(vae, clock, rate=RATE)
+    facts = {"way": chosen, "rate": RATE, "kl": KL, "squares": SQUARES, "parameters": count(vae)}
+    curve, line, minute = Curve(out / "video_vae.json", facts), Every(5.0), Every(60.0)
     while not (clock.done and trainer.steps):
         try:
-            loss, mse, divergence = loss_of(ENCODERS[chosen], frames)
-            trainer.backward(loss)
+            loss, mse, divergence = compute(frames)
             frames = next(batches)  # while the GPU works
             trainer.update(loss)
         except OutOfMemory:
-            loss = mse = divergence = None
             batches.pixels = int(batches.pixels * 0.7)
             torch.cuda.empty_cache()
             frames = next(batches)
@@ -158,6 +147,22 @@ def train(vae: VideoVAE, batches: Batches, clock: Clock, out: Path) -> Curve:
     save_weights(trainer.average, out / "video_vae.safetensors")
     curve.write(steps=trainer.steps, skipped=trainer.skipped, seconds=clock.elapsed, pixels=batches.pixels)
     return curve
+
+
+def choose_way(vae: VideoVAE, frames: torch.Tensor) -> tuple[str, Compute]:
+    """The quickest way on this device to compute losses and gradients, and its name."""
+    device, trained = frames.device, list(vae.parameters())
+
+    def losses_by(encode: Encode, frames: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            return losses(vae, frames, encode)
+
+    ways: dict[str, Compute] = {name: Eager(partial(losses_by, way), trained) for name, way in ENCODERS.items()}
+    if device.type == "cpu":
+        return "plain", ways["plain"]
+    ways |= {f"{name}, captured": Captured(partial(losses_by, ENCODERS[name]), trained) for name in ("plain", "folded")}
+    chosen = fastest({name: partial(way, frames) for name, way in ways.items()}, device)
+    return chosen, ways[chosen]
 
 
 def count(module: nn.Module) -> int:

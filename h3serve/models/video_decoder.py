@@ -17,7 +17,7 @@ from h3serve.models.decoder_ops import PLAIN, DecoderOps, Rope
 from h3serve.models.video_vae_config import VideoVAEConfig
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def rope_table(
     size: tuple[int, int, int], suffix: int, *, config: VideoVAEConfig, dtype: torch.dtype, device: torch.device
 ) -> Rope:
