@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from h3serve import Generator
@@ -39,16 +38,7 @@ def requests(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def resident(folder: Path, requests: list[dict[str, Any]]) -> list[GenerationResult]:
-    return made(folder, requests, residency="resident")
-
-
-@pytest.fixture(scope="module")
-def resident_bfloat16(folder: Path, requests: list[dict[str, Any]]) -> list[GenerationResult]:
-    return made(folder, requests, residency="resident", dtype="bfloat16")
-
-
-def made(folder: Path, requests: list[dict[str, Any]], **how: Any) -> list[GenerationResult]:
-    generator = Generator.from_pretrained(folder, device="cpu", **how)
+    generator = Generator.from_pretrained(folder, device="cpu", residency="resident")
     return [generator.generate(request) for request in requests]
 
 
@@ -74,25 +64,6 @@ def test_same_bits_as_resident(
     for request, expected in zip(requests, resident, strict=True):
         assert same(generator.generate(request), expected)
     assert all(p.is_meta for p in generator.engine.text_encoder.parameters())
-
-
-@pytest.mark.parametrize("in_files", [False, True], ids=["host", "files"])
-@pytest.mark.parametrize("residency", ["offload", "stream"])
-def test_same_bits_in_the_dtypes_of_a_gpu(
-    folder: Path,
-    requests: list[dict[str, Any]],
-    resident_bfloat16: list[GenerationResult],
-    residency: str,
-    in_files: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if in_files:
-        monkeypatch.setattr(sizes, "measure", lambda device: Machine(2**40, 2**40, 2**20, 2**20))
-    generator = Generator.from_pretrained(folder, device="cpu", dtype="bfloat16", residency=residency)
-    transformer = generator.engine.denoisers["fl2va"].transformer
-    assert transformer.compute_dtype == torch.bfloat16, "what it will have, said before it is there"
-    for request, expected in zip(requests, resident_bfloat16, strict=True):
-        assert same(generator.generate(request), expected)
 
 
 def test_a_repeated_prompt_and_picture_wake_no_encoder(
