@@ -62,7 +62,7 @@ class Session:
         self.writes = run.rank == 0 or not together
         self.state = run.settings.state / f"{name}.pt"
         self.adam = FlatAdam(run.trainee)
-        self.before = self._restored()
+        self.before, entries = self._restored()
         settings = run.settings
         self.loader = Loader(run.buckets, dict(shares), settings.rows, seed=(settings.seed, settings.stage, run.rank))
         self.kernels = choose_kernels(run, self.loader)
@@ -71,6 +71,7 @@ class Session:
         self.clock = Clock(max(1.0, seconds))
         folder = settings.out if self.writes else settings.state / f"rank{run.rank}"
         self.curve = Curve(folder / f"curve_{name}.json", {"rows": settings.rows, "peak_rate": peak})
+        self.curve.entries += entries
         self.fraction, self.logged, self.samples = self.before, self.adam.steps, 0
         self.totals = torch.zeros(2, device=run.device)
 
@@ -111,7 +112,7 @@ class Session:
 
     def remember(self) -> None:
         """The state for a later session, and the averaged weights as they go into a checkpoint."""
-        held = {"optimizer": self.adam.state(), "fraction": self.fraction}
+        held = {"optimizer": self.adam.state(), "fraction": self.fraction, "curve": self.curve.entries}
         write_whole(self.state, lambda partial: torch.save(held, partial))
         weights, averages = self.run.trainee.state_dict(), self.adam.averages()
         for part in {name.split(".", 1)[0] for name in averages}:
@@ -126,13 +127,13 @@ class Session:
                 self.run.trainee, self.run.encoders, self.run.buckets, self.run.settings.out / f"{self.name}.png"
             )
 
-    def _restored(self) -> float:
-        """Part of the time that an earlier session used up."""
+    def _restored(self) -> tuple[float, list[dict[str, float]]]:
+        """Part of the time that an earlier session used up, and its loss curve."""
         if not self.state.exists():
-            return 0.0
+            return 0.0, []
         held = torch.load(self.state, map_location=self.run.device, weights_only=False)
         self.adam.restore(held["optimizer"])
-        return float(held["fraction"])
+        return float(held["fraction"]), held["curve"]
 
     def _look_at_the_clock(self) -> bool:
         until = self.run.settings.until

@@ -195,6 +195,7 @@ def test_a_session_stops_writes_and_goes_on(maker, encoders, tmp_path):
     torch.testing.assert_close(again.adam.average, first.adam.average)
     again.train()
     assert again.adam.steps > steps and again.fraction == 1.0
+    assert again.curve.entries[: len(first.curve.entries)] == first.curve.entries
 
 
 def test_half_precision_has_the_gradients_of_float32(maker):
