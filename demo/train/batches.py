@@ -7,7 +7,7 @@ device; only what changes from batch to batch is sent there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 
@@ -21,6 +21,7 @@ from h3serve.pipeline.packing import AUDIO_CONDITION, FOLLOWS_AUDIO, FOLLOWS_VID
 
 Ints = NDArray[np.int64]
 GROUP = 6  # samples of one bucket that go into a batch together
+AHEAD = 6  # batches that are made before they are needed
 
 
 @dataclass(eq=False)
@@ -98,26 +99,36 @@ class Plan:
         return len(self.text_lengths)
 
 
-def choose(buckets: Sequence[Bucket], shares: dict[str, float], rows: int, rng: np.random.Generator) -> list[Group]:
-    """Groups that fill about `rows` rows: kinds by their shares of samples, buckets of a kind by their size."""
-    kinds = [kind for kind in shares if any(b.kind == kind and len(b) for b in buckets)]
-    chances = np.array([shares[kind] for kind in kinds])
-    groups, left = list[Group](), rows
-    while True:
-        kind = kinds[rng.choice(len(kinds), p=chances / chances.sum())]
-        numbers = [i for i, b in enumerate(buckets) if b.kind == kind and len(b)]
-        sizes = np.array([len(buckets[i]) for i in numbers])
-        number = numbers[rng.choice(len(numbers), p=sizes / sizes.sum())]
-        bucket = buckets[number]
-        samples = rng.integers(len(bucket), size=GROUP)
-        prompts = [bucket.prompts[s][rng.integers(len(bucket.prompts[s]))] for s in samples]
-        needed = np.cumsum([bucket.form.rows + len(bucket.form.prefix) + len(p) for p in prompts])
-        count = int((needed <= left).sum())
-        if count:
-            groups.append(Group(number, samples[:count], tuple(prompts[:count])))
-            left -= int(needed[count - 1])
-        if count < GROUP:
-            return groups
+class Choice:
+    """Which samples go into a batch: kinds by their shares of samples, buckets of a kind by their size."""
+
+    def __init__(self, buckets: Sequence[Bucket], shares: Mapping[str, float]) -> None:
+        self.buckets = buckets
+        self.numbers = {k: [i for i, b in enumerate(buckets) if b.kind == k and len(b)] for k in shares}
+        self.kinds = [kind for kind in shares if self.numbers[kind]]
+        self.chances = _normalized([shares[kind] for kind in self.kinds])
+        self.sizes = {kind: _normalized([len(buckets[i]) for i in self.numbers[kind]]) for kind in self.kinds}
+
+    def groups(self, rows: int, rng: np.random.Generator) -> list[Group]:
+        """Groups that fill about `rows` rows."""
+        groups, left = list[Group](), rows
+        while True:
+            kind = self.kinds[rng.choice(len(self.kinds), p=self.chances)]
+            number = self.numbers[kind][rng.choice(len(self.sizes[kind]), p=self.sizes[kind])]
+            bucket = self.buckets[number]
+            samples = rng.integers(len(bucket), size=GROUP)
+            prompts = [bucket.prompts[s][rng.integers(len(bucket.prompts[s]))] for s in samples]
+            needed = np.cumsum([bucket.form.rows + len(bucket.form.prefix) + len(p) for p in prompts])
+            count = int((needed <= left).sum())
+            if count:
+                groups.append(Group(number, samples[:count], tuple(prompts[:count])))
+                left -= int(needed[count - 1])
+            if count < GROUP:
+                return groups
+
+
+def _normalized(values: Sequence[float]) -> NDArray[np.float64]:
+    return np.array(values, np.float64) / sum(values)
 
 
 def arrange(buckets: Sequence[Bucket], groups: Sequence[Group], rows: int) -> Plan:
@@ -230,20 +241,20 @@ class Loader:
     """Plans of batches one after another, some of them made ahead; batch n of a rank is always the same."""
 
     def __init__(
-        self, buckets: Sequence[Bucket], shares: dict[str, float], rows: int, *, seed: tuple[int, ...], ahead: int = 6
+        self, buckets: Sequence[Bucket], shares: Mapping[str, float], rows: int, *, seed: tuple[int, ...]
     ) -> None:
-        self.buckets, self.shares, self.rows, self.seed, self.ahead = buckets, shares, rows, seed, ahead
+        self.choice, self.rows, self.seed = Choice(buckets, shares), rows, seed
 
     def plan(self, number: int) -> Plan:
         rng = np.random.default_rng((*self.seed, number))
-        return arrange(self.buckets, choose(self.buckets, self.shares, self.rows, rng), self.rows)
+        return arrange(self.choice.buckets, self.choice.groups(self.rows, rng), self.rows)
 
     def plans(self, start: int = 0) -> Iterator[Plan]:
         with ThreadPoolExecutor(2) as pool:
             waiting: deque[Future[Plan]] = deque()
             try:
                 while True:
-                    while len(waiting) < self.ahead:
+                    while len(waiting) < AHEAD:
                         waiting.append(pool.submit(self.plan, start))
                         start += 1
                     yield waiting.popleft().result()

@@ -22,9 +22,9 @@ def transformer(layout: Layout = "original") -> dict[str, Any]:
         "time_embed_dim": 32,
     }
     if layout == "diffusers":
-        sizes |= {"num_refiner_layers": 1, "ffn_dim": 448, "time_embed_hidden_dim": HIDDEN}
+        sizes |= {"num_refiner_layers": 1, "ffn_dim": 512, "time_embed_hidden_dim": HIDDEN}
     else:
-        sizes |= {"token_refiner_num_layers": 1, "ffn_hidden_size": 448, "time_embed_hidden_size": HIDDEN}
+        sizes |= {"token_refiner_num_layers": 1, "ffn_hidden_size": 512, "time_embed_hidden_size": HIDDEN}
         sizes |= {"adaln_out_features": 18 * HIDDEN, "final_adaln_out_features": 2 * HIDDEN}
     return demo_sizes.transformer(layout) | sizes
 
@@ -32,6 +32,6 @@ def transformer(layout: Layout = "original") -> dict[str, Any]:
 def text_encoder(vocabulary: dict[str, int]) -> dict[str, Any]:
     """`text_encoder/config.json`, with the ids of the demo's own tokenizer."""
     values = demo_sizes.text_encoder(vocabulary)
-    values["text_config"] |= {"hidden_size": TEXT_WIDTH, "intermediate_size": 48}
+    values["text_config"] |= {"hidden_size": TEXT_WIDTH, "intermediate_size": 128}
     values["vision_config"] |= {"out_hidden_size": TEXT_WIDTH}
     return values

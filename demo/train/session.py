@@ -64,7 +64,7 @@ class Session:
         self.adam = FlatAdam(run.trainee)
         self.before, entries = self._restored()
         settings = run.settings
-        self.loader = Loader(run.buckets, dict(shares), settings.rows, seed=(settings.seed, settings.stage, run.rank))
+        self.loader = Loader(run.buckets, shares, settings.rows, seed=(settings.seed, settings.stage, run.rank))
         self.kernels = choose_kernels(run, self.loader)
         self.adam.forget_gradients()
         seconds = min(settings.seconds, settings.limit_s - run.clock.elapsed - RESERVE_S)

@@ -4,7 +4,7 @@ Stage 1: a data set on every GPU, then all kinds of tasks with one transformer a
 Stage 2: the encoder stays; one GPU goes on with t2va and fl2va, the other one with the kinds that have references.
 
     python -m demo.train.stage --stage 1 --gpus 2 --data-seconds 110 --seconds 400 --until 0.42 --out out
-    python -m demo.train.stage --stage 1 --gpus 2 --seconds 540 --out out
+    python -m demo.train.stage --stage 1 --gpus 2 --seconds 480 --data-seconds 40 --out out
     python -m demo.train.stage --stage 2 --gpus 2 --seconds 480 --out out
 
 What a later command goes on from is in `--state`; `--weights` is the folder with the trained VAEs.
@@ -100,7 +100,7 @@ def shared_tokenizer(rank: int, settings: Settings) -> Backend:
 
 
 def first_stage(run: Run) -> Session:
-    make_data(run)
+    add_data(run)
     rate = run.settings.rate
     return Session(run, "stage1", SHARES, together=True, peak=rate, last=REMAINING * rate)
 
@@ -112,28 +112,26 @@ def second_stage(run: Run) -> Session:
     FlatAdam(run.trainee).use(first["optimizer"]["average"])
     run.trainee.encoder.requires_grad_(False)
     name, kinds = PARTS[run.rank]
-    run.buckets = load_buckets(sorted(settings.state.glob("data*.pt")), run.device, kinds)
+    run.buckets = load_buckets(sorted(settings.state.glob("data*_*.pt")), run.device, kinds)
     shares = {kind: SHARES[kind] for kind in kinds}
     return Session(run, f"stage2_{name}", shares, together=False, peak=RESTART * settings.rate, last=0.0)
 
 
-def make_data(run: Run) -> None:
-    """The rank's data set, or what an earlier run left."""
-    settings, file = run.settings, run.settings.state / f"data{run.rank}.pt"
-    if file.exists():
-        run.buckets = load_buckets([file], run.device, SHARES)
-    else:
-        maker, clock = (
-            Maker(run.encoders, run.trainee.encoder, run.tokenizer, seed=run.rank),
-            Clock(settings.data_seconds),
-        )
+def add_data(run: Run) -> None:
+    """The rank's data: what earlier commands left, and more if this one has time for it."""
+    settings = run.settings
+    files = sorted(settings.state.glob(f"data{run.rank}_*.pt"))
+    if settings.data_seconds:
+        part, clock = len(files), Clock(settings.data_seconds)
+        maker = Maker(run.encoders, run.trainee.encoder, run.tokenizer, seed=100 * part + run.rank)
         lengths = dict.fromkeys(settings.lengths, 1.0) or None
-        wanted = recipes(settings.seed * 1000 + run.rank, canvases=settings.canvases, seconds=lengths)
-        first = FIRST_SEED + (run.rank << 28) + (settings.seed << 31)
+        wanted = recipes(1000 * settings.seed + 100 * part + run.rank, canvases=settings.canvases, seconds=lengths)
+        first = FIRST_SEED + (settings.seed << 31) + (run.rank << 28) + (part << 24)
         maker.fill(wanted, clock, first_seed=first, most=settings.clips)
         run.buckets = maker.buckets()
+        save_buckets(run.buckets, settings.state / f"data{run.rank}_{part}.pt")
         run.say(f"{maker.clips} clips in {len(run.buckets)} buckets after {clock.elapsed:.1f} s")
-        save_buckets(run.buckets, file)
+    run.buckets += load_buckets(files, run.device, SHARES)
     counts = {kind: sum(len(b) for b in run.buckets if b.kind == kind) for kind in SHARES}
     run.say(f"samples: {counts}")
 
