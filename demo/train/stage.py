@@ -38,8 +38,8 @@ from h3serve.weights.tokenizer import load_tokenizer
 
 UNTRAINED = Path("untrained")
 PARTS = {0: ("fl2va", SCENE_KINDS), 1: ("ref2va", REFERENCE_KINDS)}  # of stage 2, by rank
-REMAINING = 0.25  # of the rate at the end of stage 1
-RESTART = 0.5  # of the rate at the begin of stage 2
+REMAINING = 0.3  # of the rate at the end of stage 1
+RESTART = 0.35  # of the rate at the begin of stage 2
 
 
 def main() -> None:
