@@ -1,18 +1,23 @@
 """A training batch: the rows of many samples in one sequence of a fixed length, made from what buckets hold.
 
-A bucket's samples have one form, so that all index arithmetic is over whole groups. It runs in threads ahead of the
-device; only what changes from batch to batch is sent there.
+A bucket's samples have one form, so that all index arithmetic is over whole groups. It runs in processes ahead of
+the device; only what changes from batch to batch is sent there.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+import multiprocessing
+import signal
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.multiprocessing
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,7 +26,7 @@ from h3serve.pipeline.packing import AUDIO_CONDITION, FOLLOWS_AUDIO, FOLLOWS_VID
 
 Ints = NDArray[np.int64]
 GROUP = 6  # samples of one bucket that go into a batch together
-AHEAD = 6  # batches that are made before they are needed
+AHEAD = 8  # batches that are made before they are needed
 
 
 @dataclass(eq=False)
@@ -85,10 +90,15 @@ class Arrays:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A batch before it is on the device."""
+    """A batch before it is on the device: all its arrays in one, so that they are sent and sent on at once.
+
+    `buffer` int32 holds the whole numbers of `ints`, (name, shape) each, then the bits of the float32 of `floats`.
+    """
 
     groups: tuple[Group, ...]
-    arrays: Arrays
+    buffer: NDArray[np.int32]
+    ints: tuple[tuple[str, tuple[int, ...]], ...]
+    floats: tuple[tuple[str, tuple[int, ...]], ...]
     row_lengths: tuple[int, ...]
     text_lengths: tuple[int, ...]
     condition_video_rows: int
@@ -97,6 +107,22 @@ class Plan:
     @property
     def samples(self) -> int:
         return len(self.text_lengths)
+
+    def on(self, device: torch.device) -> Arrays:
+        """The arrays there, without waiting: one copy, and one conversion to int64."""
+        held = torch.from_numpy(self.buffer)
+        if device.type == "cuda":
+            held = held.pin_memory().to(device, non_blocking=True)
+        count = sum(math.prod(shape) for _, shape in self.ints)
+        narrow, wide, values = held[:count], held[:count].long(), held[count:].view(torch.float32)
+        found = _cut(wide, self.ints) | _cut(values, self.floats)
+        bounds = {n: t for n, t in _cut(narrow, self.ints).items() if n.endswith("_bounds")}
+        return Arrays(**{**found, **bounds})
+
+
+def _cut(values: Tensor, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, Tensor]:
+    parts = values.split([math.prod(shape) for _, shape in shapes])
+    return {name: part.view(shape) for (name, shape), part in zip(shapes, parts, strict=True)}
 
 
 class Choice:
@@ -158,9 +184,14 @@ def arrange(buckets: Sequence[Bucket], groups: Sequence[Group], rows: int) -> Pl
         joined[name] = np.concatenate([*columns[f"condition_{name}"], *columns[f"target_{name}"]])
     joined["picks"] = np.concatenate([g.samples for g in groups])
     joined["row_bounds"], joined["text_bounds"] = _bounds(row_lengths), _bounds(text_lengths)
+    floats = {name: joined.pop(name) for name in ("positions", "video_weights", "audio_weights")}
+    ints = [values.ravel().astype(np.int32) for values in joined.values()]
+    bits = [values.ravel().astype(np.float32).view(np.int32) for values in floats.values()]
     return Plan(
         tuple(groups),
-        Arrays(**{name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in joined.items()}),
+        np.concatenate([*ints, *bits]),
+        tuple((name, values.shape) for name, values in joined.items()),
+        tuple((name, values.shape) for name, values in floats.items()),
         tuple(row_lengths),
         tuple(text_lengths),
         sum(len(values) for values in columns["condition_video"]),
@@ -228,36 +259,51 @@ def timestep_index(kinds: Tensor, sample: Tensor, batch: int) -> Tensor:
     return torch.where(kinds == AUDIO_CONDITION, 2 * batch + 1, index)
 
 
-def to_device(arrays: Arrays, device: torch.device) -> Arrays:
-    """The arrays there, without waiting."""
-    moved = {}
-    for field in fields(arrays):
-        value: Tensor = getattr(arrays, field.name)
-        moved[field.name] = value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value
-    return Arrays(**moved)
-
-
 class Loader:
-    """Plans of batches one after another, some of them made ahead; batch n of a rank is always the same."""
+    """Plans of batches one after another; batch n of a rank is always the same.
+
+    With `workers` they are made ahead by so many processes: beside a thread that is busy in Python, each of the main
+    thread's some thousand short calls a step would wait for the interpreter.
+    """
 
     def __init__(
-        self, buckets: Sequence[Bucket], shares: Mapping[str, float], rows: int, *, seed: tuple[int, ...]
+        self,
+        buckets: Sequence[Bucket],
+        shares: Mapping[str, float],
+        rows: int,
+        *,
+        seed: tuple[int, ...],
+        workers: int = 0,
     ) -> None:
-        self.choice, self.rows, self.seed = Choice(buckets, shares), rows, seed
+        self.choice, self.rows, self.seed, self.workers = Choice(buckets, shares), rows, seed, workers
 
     def plan(self, number: int) -> Plan:
         rng = np.random.default_rng((*self.seed, number))
         return arrange(self.choice.buckets, self.choice.groups(self.rows, rng), self.rows)
 
     def plans(self, start: int = 0) -> Iterator[Plan]:
-        with ThreadPoolExecutor(2) as pool:
-            waiting: deque[Future[Plan]] = deque()
-            try:
-                while True:
-                    while len(waiting) < AHEAD:
-                        waiting.append(pool.submit(self.plan, start))
-                        start += 1
+        """From batch `start` on."""
+        if not self.workers:
+            yield from map(self.plan, itertools.count(start))
+        _loader[:] = [self]  # what forked processes find
+        pool = ProcessPoolExecutor(self.workers, multiprocessing.get_context("fork"), initializer=_end_with_parent)
+        waiting: deque[Future[Plan]] = deque()
+        try:
+            for number in itertools.count(start):
+                waiting.append(pool.submit(_plan, number))
+                if len(waiting) > AHEAD:
                     yield waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+_loader: list[Loader] = []
+
+
+def _plan(number: int) -> Plan:
+    return _loader[0].plan(number)
+
+
+def _end_with_parent() -> None:
+    """A worker that outlived its parent would keep the GPU's memory."""
+    torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGKILL)  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from demo.train import ranks
-from demo.train.batches import Bucket, Loader, Plan, to_device
+from demo.train.batches import Bucket, Loader, Plan
 from demo.train.denoiser import Kernels, Trainee, add_noise, draw_sigmas, losses
 from demo.train.device import fastest
 from demo.train.encode import Encoders
@@ -28,6 +28,7 @@ RESERVE_S = 35  # after training, for files and previews
 CHECK = {"cuda": 20, "cpu": 1}  # steps between two looks at the clock
 WARMUP = 200  # steps
 LOG_S, KEEP_S = 5, 60
+WORKERS = 3  # processes that make batches, for each rank
 
 
 @dataclass
@@ -64,7 +65,8 @@ class Session:
         self.adam = FlatAdam(run.trainee)
         self.before, entries = self._restored()
         settings = run.settings
-        self.loader = Loader(run.buckets, shares, settings.rows, seed=(settings.seed, settings.stage, run.rank))
+        seed = settings.seed, settings.stage, run.rank
+        self.loader = Loader(run.buckets, shares, settings.rows, seed=seed, workers=WORKERS)
         self.kernels = choose_kernels(run, self.loader)
         self.adam.forget_gradients()
         seconds = min(settings.seconds, settings.limit_s - run.clock.elapsed - RESERVE_S)
@@ -98,7 +100,7 @@ class Session:
     def step(self, plan: Plan) -> None:
         """One batch; nothing in it waits for the device."""
         device = self.run.device
-        arrays = to_device(plan.arrays, device)
+        arrays = plan.on(device)
         noised = add_noise(plan, arrays, self.run.buckets, draw_sigmas(plan.samples, device))
         video, audio, *_ = losses(self.run.trainee, plan, arrays, noised, self.kernels)
         (video + audio).backward()
@@ -171,7 +173,7 @@ def choose_kernels(run: Run, loader: Loader) -> Kernels:
     if run.device.type == "cpu":
         return plain
     plan = loader.plan(0)
-    arrays = to_device(plan.arrays, run.device)
+    arrays = plan.on(run.device)
     noised = add_noise(plan, arrays, run.buckets, draw_sigmas(plan.samples, run.device))
     found: dict[str, Tensor] = {}
 

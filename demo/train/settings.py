@@ -40,7 +40,7 @@ def read_arguments(description: str | None, words: list[str] | None = None) -> S
     parser.add_argument("--data-seconds", type=float, default=0, help="of making (more) data, stage 1")
     parser.add_argument("--gpus", type=int, default=1, help="ranks; processes on a CPU")
     parser.add_argument("--rows", type=int, default=65536, help="of a batch, on each rank")
-    parser.add_argument("--rate", type=float, default=1.5e-3)
+    parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument(
         "--weights", type=Path, default=Path(".weights"), help="folder of the trained VAEs, or untrained"
     )

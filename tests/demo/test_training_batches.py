@@ -11,7 +11,7 @@ from transformers import Qwen2TokenizerFast
 
 from demo.train import denoiser as training
 from demo.train import text
-from demo.train.batches import Bucket, Group, Loader, arrange, to_device
+from demo.train.batches import Bucket, Group, Loader, arrange
 from demo.train.forms import make_form
 from demo.train.kernels import Segments, one_by_one, padded, training_ops
 from h3serve.core import segments
@@ -154,7 +154,7 @@ def test_velocities_are_those_of_single_requests(trainee, tokenizer, attention):
     used = sum(b.form.rows * 2 + sum(len(b.form.prefix) + len(p[0]) for p in b.prompts) for b in buckets)
     plan = arrange(buckets, groups, used + 19)
     assert plan.row_lengths[-1] == 19 and plan.samples == 14
-    arrays = to_device(plan.arrays, CPU)
+    arrays = plan.on(CPU)
     sigmas = training.draw_sigmas(14, CPU, generator)
     noised = training.add_noise(plan, arrays, buckets, sigmas, generator)
     kernels = training.Kernels(attention, training_ops())
@@ -221,7 +221,7 @@ def test_the_target_velocity_leads_to_the_data(trainee, tokenizer):
     plan = arrange([bucket], [Group(0, np.arange(3), tuple(p[0] for p in bucket.prompts))], 3 * (form.rows + 1))
     schedule = Schedule(sigma_grid(20, 12.0))
     sigma = schedule.sigmas[[3, 11, 19]]
-    noised = training.add_noise(plan, plan.arrays, [bucket], (sigma, sigma), generator)
+    noised = training.add_noise(plan, plan.on(CPU), [bucket], (sigma, sigma), generator)
     rows = noised.video.view(3, -1, 96)
     clean = rows + sigma[:, None, None] * noised.video_velocity.view(3, -1, 96)
     torch.testing.assert_close(clean, bucket.video)
@@ -269,16 +269,16 @@ def test_a_loader_fills_its_rows_and_repeats_itself(tokenizer):
         torch.zeros(4, len(form.vision_places), 96),
     )
     rows = 10 * (form.rows + len(form.prefix) + 3)
-    loader = Loader([bucket], {"first": 1.0, "t2va": 2.0}, rows, seed=(1, 0))
+    loader = Loader([bucket], {"first": 1.0, "t2va": 2.0}, rows, seed=(1, 0), workers=1)
     plans = loader.plans(start=3)
     first = next(plans)
     plans.close()
     assert sum(first.row_lengths) == rows and first.samples >= 10
     again = loader.plan(3)
-    assert torch.equal(first.arrays.ids, again.arrays.ids) and torch.equal(
-        first.arrays.positions, again.arrays.positions
+    assert torch.equal(first.on(CPU).ids, again.on(CPU).ids) and torch.equal(
+        first.on(CPU).positions, again.on(CPU).positions
     )
-    assert float(first.arrays.video_weights.sum()) == pytest.approx(1.0, abs=1e-4)
+    assert float(first.on(CPU).video_weights.sum()) == pytest.approx(1.0, abs=1e-4)
 
 
 def test_noise_levels_reach_both_ends():

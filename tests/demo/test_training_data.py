@@ -31,6 +31,7 @@ from h3serve.weights import demo_sizes, demo_weights
 from h3serve.weights.demo_tokenizer import write_tokenizer
 from h3serve.weights.tokenizer import load_tokenizer
 
+CPU = torch.device("cpu")
 PLAIN = {"latents_mean": [0.1] * 24, "latents_std": [0.7] * 24}
 
 
@@ -210,8 +211,8 @@ def test_half_precision_has_the_gradients_of_float32(maker):
         trainee.encoder.reset_buffers()
         generator = torch.Generator().manual_seed(4)
         sigmas = draw_sigmas(plan.samples, torch.device("cpu"), generator)
-        noised = add_noise(plan, plan.arrays, buckets, sigmas, generator)
-        video, audio, *_ = losses(trainee, plan, plan.arrays, noised, Kernels())
+        noised = add_noise(plan, plan.on(CPU), buckets, sigmas, generator)
+        video, audio, *_ = losses(trainee, plan, plan.on(CPU), noised, Kernels())
         (video + audio).backward()
         gradients = {n: p.grad.float() for n, p in trainee.named_parameters() if p.grad is not None}
         found[dtype] = (float(video), float(audio)), gradients
