@@ -42,7 +42,7 @@ def read_arguments(description: str | None, words: list[str] | None = None) -> S
     parser.add_argument("--rows", type=int, default=65536, help="of a batch, on each rank")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument(
-        "--weights", type=Path, default=Path(".weights"), help="folder of the trained VAEs, or untrained"
+        "--weights", type=Path, default=Path("demo/weights"), help="folder of the trained VAEs, or untrained"
     )
     parser.add_argument("--state", type=Path, default=Path("/tmp/h3"), help="what a later command goes on from")
     parser.add_argument("--out", type=Path, default=Path("out"))

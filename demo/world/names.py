@@ -25,7 +25,7 @@ COLOURS = {
     "white": (245, 245, 245),
 }
 BACKGROUNDS = {"black": (10, 10, 10), "grey": (105, 105, 105), "dark blue": (15, 20, 85), "brown": (95, 60, 30)}
-SIZES = {"small": 0.10, "medium": 0.145, "large": 0.20}  # radius, of the canvas' short edge
+SIZES = {"small": 0.12, "medium": 0.155, "large": 0.20}  # radius, of the canvas' short edge
 PITCHES = {"small": ("high", 880.0), "medium": ("mid", 440.0), "large": ("low", 220.0)}  # word, Hz
 MATERIALS = {"wooden": "knock", "metal": "chime", "plastic": "beep"}  # and what is heard of them
 SIDES = {"left": 0.25, "middle": 0.5, "right": 0.75}  # x

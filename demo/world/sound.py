@@ -85,10 +85,13 @@ def _ambience(scenes: Sequence[Scene], device: torch.device | str) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _wind(device: torch.device) -> Tensor:
-    """Noise between 200 and 900 Hz that swells and sinks, float32 [2**20], the same on every device."""
+    """Noise between 200 and 400 Hz that swells and sinks, float32 [2**20], the same on every device.
+
+    No wider: 32 numbers a fortieth of a second cannot follow more than 640 Hz of noise.
+    """
     noise = np.random.default_rng(1).standard_normal(_POOL)
     f = np.fft.rfftfreq(_POOL, 1 / SAMPLE_RATE)
-    shaped = np.fft.irfft(np.fft.rfft(noise) / (1 + (f / 900) ** 4) * (f**4 / (f**4 + 250**4)), _POOL)
+    shaped = np.fft.irfft(np.fft.rfft(noise) / (1 + (f / 400) ** 8) * (f**8 / (f**8 + 200**8)), _POOL)
     swell = 1 + 0.3 * np.sin(2 * np.pi * 13 * np.arange(_POOL) / _POOL)
     wave = shaped * swell
     return torch.from_numpy(wave * (WIND_RMS / wave.std())).float().to(device)
