@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from demo.train.forms import Form
+from demo.train.padding import capacity_of, pad
 from h3serve.pipeline.packing import AUDIO_CONDITION, FOLLOWS_AUDIO, FOLLOWS_VIDEO, VISUAL_CONDITION
 
 Ints = NDArray[np.int64]
@@ -103,16 +104,23 @@ class Plan:
     text_lengths: tuple[int, ...]
     condition_video_rows: int
     condition_audio_rows: int
+    samples: int
+    places: int  # for samples: as many, or more in a padded batch
+    longest: tuple[int, int]  # no sample has more rows, nor more tokens
+    sees: int  # vision tokens
+    padded: bool = False
 
-    @property
-    def samples(self) -> int:
-        return len(self.text_lengths)
+    def sent(self, device: torch.device) -> Tensor:
+        """The buffer there, without waiting."""
+        held = torch.from_numpy(self.buffer)
+        return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held
 
     def on(self, device: torch.device) -> Arrays:
-        """The arrays there, without waiting: one copy, and one conversion to int64."""
-        held = torch.from_numpy(self.buffer)
-        if device.type == "cuda":
-            held = held.pin_memory().to(device, non_blocking=True)
+        """The arrays there."""
+        return self.cut(self.sent(device))
+
+    def cut(self, held: Tensor) -> Arrays:
+        """The arrays that the buffer, on a device, holds."""
         count = sum(math.prod(shape) for _, shape in self.ints)
         narrow, wide, values = held[:count], held[:count].long(), held[count:].view(torch.float32)
         found = _cut(wide, self.ints) | _cut(values, self.floats)
@@ -135,22 +143,29 @@ class Choice:
         self.chances = _normalized([shares[kind] for kind in self.kinds])
         self.sizes = {kind: _normalized([len(buckets[i]) for i in self.numbers[kind]]) for kind in self.kinds}
 
-    def groups(self, rows: int, rng: np.random.Generator) -> list[Group]:
-        """Groups that fill about `rows` rows."""
-        groups, left = list[Group](), rows
+    def groups(self, room: NDArray[np.int64], rng: np.random.Generator) -> list[Group]:
+        """Groups that fill about as much as there is room for: rows, and what else `needs_of` counts."""
+        groups, left = list[Group](), room
         while True:
             kind = self.kinds[rng.choice(len(self.kinds), p=self.chances)]
             number = self.numbers[kind][rng.choice(len(self.sizes[kind]), p=self.sizes[kind])]
             bucket = self.buckets[number]
             samples = rng.integers(len(bucket), size=GROUP)
             prompts = [bucket.prompts[s][rng.integers(len(bucket.prompts[s]))] for s in samples]
-            needed = np.cumsum([bucket.form.rows + len(bucket.form.prefix) + len(p) for p in prompts])
-            count = int((needed <= left).sum())
+            needed = np.cumsum([needs_of(bucket.form, p) for p in prompts], axis=0)
+            count = int((needed <= left).all(axis=1).sum())
             if count:
                 groups.append(Group(number, samples[:count], tuple(prompts[:count])))
-                left -= int(needed[count - 1])
+                left = left - needed[count - 1]
             if count < GROUP:
                 return groups
+
+
+def needs_of(form: Form, prompt: Ints) -> Ints:
+    """What a sample takes of a batch: rows, samples, tokens, vision tokens, video rows, audio rows."""
+    tokens, layout = len(form.prefix) + len(prompt), form.layout
+    seen = len(form.vision_places)
+    return np.array([form.rows + tokens, 1, tokens, seen, len(layout.video_index), len(layout.audio_index)], np.int64)
 
 
 def _normalized(values: Sequence[float]) -> NDArray[np.float64]:
@@ -196,6 +211,10 @@ def arrange(buckets: Sequence[Bucket], groups: Sequence[Group], rows: int) -> Pl
         tuple(text_lengths),
         sum(len(values) for values in columns["condition_video"]),
         sum(len(values) for values in columns["condition_audio"]),
+        batch,
+        batch,
+        (max(row_lengths), max(text_lengths)),
+        sum(len(values) for values in columns["seen"]),
     )
 
 
@@ -263,7 +282,7 @@ class Loader:
     """Plans of batches one after another; batch n of a rank is always the same.
 
     With `workers` they are made ahead by so many processes: beside a thread that is busy in Python, each of the main
-    thread's some thousand short calls a step would wait for the interpreter.
+    thread's some thousand short calls a step would wait for the interpreter. `padded` batches have all one shape.
     """
 
     def __init__(
@@ -274,12 +293,16 @@ class Loader:
         *,
         seed: tuple[int, ...],
         workers: int = 0,
+        padded: bool = False,
     ) -> None:
-        self.choice, self.rows, self.seed, self.workers = Choice(buckets, shares), rows, seed, workers
+        self.choice, self.seed, self.workers = Choice(buckets, shares), seed, workers
+        self.rows, self.capacity = rows, capacity_of(buckets, rows) if padded else None
 
     def plan(self, number: int) -> Plan:
         rng = np.random.default_rng((*self.seed, number))
-        return arrange(self.choice.buckets, self.choice.groups(self.rows, rng), self.rows)
+        room = self.capacity.room if self.capacity else np.array([self.rows, *[self.rows] * 5], np.int64)
+        plan = arrange(self.choice.buckets, self.choice.groups(room, rng), self.rows)
+        return pad(plan, self.capacity) if self.capacity else plan
 
     def plans(self, start: int = 0) -> Iterator[Plan]:
         """From batch `start` on."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from demo.train.batches import Arrays, Bucket, Plan, timestep_index
 from demo.train.denoiser_sizes import transformer
@@ -128,7 +129,7 @@ def add_noise(
 ) -> Noised:
     """Gathers the samples and brings their targets to the noise levels [B]; `arrays` is on the device."""
     device = arrays.ids.device
-    picks = arrays.picks.split([len(g.samples) for g in plan.groups])
+    picks = arrays.picks[: plan.samples].split([len(g.samples) for g in plan.groups])
     chosen = [(buckets[g.bucket], samples) for g, samples in zip(plan.groups, picks, strict=True)]
 
     def take(tensor: Tensor, samples: Tensor) -> Tensor:
@@ -143,7 +144,7 @@ def add_noise(
     def target(name: str, condition_rows: int, index: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
         clean = gather(name)
         random = noise(clean)
-        level = sigma[arrays.sample[index[condition_rows:]]][:, None]
+        level = sigma[arrays.sample[index[condition_rows : condition_rows + len(clean)]]][:, None]
         return (1 - level) * clean + level * random, clean - random
 
     video, video_velocity = target("video", plan.condition_video_rows, arrays.video, sigmas[0])
@@ -153,10 +154,11 @@ def add_noise(
     levels = torch.full((2,), DEFAULT_AUDIO_CONDITION_LEVEL, device=device)
     levels[:1].fill_(DEFAULT_VISUAL_CONDITION_LEVEL)
     seen = None
-    if len(arrays.seen):
+    if any(bucket.deep for bucket, _ in chosen):
         sets = range(max(len(bucket.deep) for bucket, _ in chosen))
         deep = tuple(torch.cat([take(b.deep[i], s) for b, s in chosen if b.deep]) for i in sets)
-        seen = Seen(arrays.seen, torch.cat([take(b.features, s) for b, s in chosen if b.deep]), deep)
+        features = torch.cat([take(b.features, s) for b, s in chosen if b.deep])
+        seen = Seen(arrays.seen[: len(features)], features, deep)
     return Noised(
         torch.cat([conditions, video]),
         torch.cat([gather("condition_audio"), audio]),
@@ -172,7 +174,9 @@ def velocities(trainee: Trainee, plan: Plan, arrays: Arrays, noised: Noised, ker
     states = token_states(trainee.encoder, arrays.ids, arrays.places, noised.seen)
     states = states.flatten(0, 1).index_select(0, arrays.tokens)
     network, modulation_network = trainee.denoiser.transformer, trainee.denoiser.modulation
-    text = _refine(trainee.denoiser, states, Segments(arrays.text_bounds, plan.text_lengths), kernels.attention)
+    text = _refine(
+        trainee.denoiser, states, Segments(arrays.text_bounds, plan.text_lengths, plan.longest[1]), kernels.attention
+    )
     rope = _rope(arrays.positions, network.config, network.compute_dtype)
     static = StaticInputs(
         text,
@@ -185,10 +189,10 @@ def velocities(trainee: Trainee, plan: Plan, arrays: Arrays, noised: Noised, ker
         plan.condition_audio_rows,
     )
     modulation = modulation_network(noised.timesteps)
-    index = timestep_index(arrays.kinds, arrays.sample, plan.samples)
+    index = timestep_index(arrays.kinds, arrays.sample, plan.places)
     entries = len(noised.timesteps)
     expand = Expansion(MODALITIES * index + arrays.tags, MODALITIES * entries, text.dtype)
-    segments = Segments(arrays.row_bounds, plan.row_lengths)
+    segments = Segments(arrays.row_bounds, plan.row_lengths, plan.longest[0])
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return kernels.attention(q, k, v, segments)
@@ -200,9 +204,31 @@ def velocities(trainee: Trainee, plan: Plan, arrays: Arrays, noised: Noised, ker
     shift, scale = Expansion(index, entries, text.dtype)(modulation.final).unbind(1)
     final = network.final_layer
     h = final.norm(x) * (1 + scale) + shift
-    video = h.index_select(0, arrays.video[plan.condition_video_rows :]).float()
-    audio = h.index_select(0, arrays.audio[plan.condition_audio_rows :]).float()
+    starts = (0, 0) if plan.padded else (plan.condition_video_rows, plan.condition_audio_rows)
+    video = h.index_select(0, arrays.video[starts[0] :]).float()
+    audio = h.index_select(0, arrays.audio[starts[1] :]).float()
     return final.video_out(video), final.audio_out(audio)
+
+
+def padded(noised: Noised, plan: Plan, arrays: Arrays) -> Noised:
+    """For a padded batch: zeros where an index has no sample's row; conditions have a velocity too, of no weight."""
+
+    def grown(values: Tensor, size: int, before: int = 0) -> Tensor:
+        return F.pad(values, (0, 0, before, size - before - len(values)))
+
+    video, audio = len(arrays.video), len(arrays.audio)
+    seen = noised.seen
+    if seen is not None:
+        size = len(arrays.seen)
+        seen = Seen(arrays.seen, grown(seen.features, size), tuple(grown(d, size) for d in seen.deep))
+    return Noised(
+        grown(noised.video, video),
+        grown(noised.audio, audio),
+        grown(noised.video_velocity, video, plan.condition_video_rows),
+        grown(noised.audio_velocity, audio, plan.condition_audio_rows),
+        noised.timesteps,
+        seen,
+    )
 
 
 def losses(

@@ -22,20 +22,20 @@ Varlen = Callable[[Tensor, Tensor, Tensor, "Segments"], Tensor]
 
 @dataclass(frozen=True)
 class Segments:
-    """Where the samples of a sequence begin and end: int32 [n+1] on the device, and the lengths on the host."""
+    """Where the samples of a sequence begin and end: int32 [n+1] on the device, and the lengths on the host.
+
+    None is longer than `longest`.
+    """
 
     bounds: Tensor
     lengths: tuple[int, ...]
-
-    @property
-    def longest(self) -> int:
-        return max(self.lengths)
+    longest: int
 
 
 def one_by_one(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
     """Each segment through `sdpa`: the reference, and what a CPU uses."""
     parts = (part.split(segments.lengths) for part in (q, k, v))
-    return torch.cat([sdpa(*part) for part in zip(*parts, strict=True)])
+    return torch.cat([sdpa(*part) for part in zip(*parts, strict=True) if len(part[0])])
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
@@ -87,7 +87,7 @@ def _difference(kernel: Varlen, device: torch.device, dtype: torch.dtype) -> flo
     generator = torch.Generator(device).manual_seed(1)
     lengths = (70, 333, 1, 128, 45)
     bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=device)
-    segments = Segments(bounds, lengths)
+    segments = Segments(bounds, lengths, max(lengths))
     qkv = torch.randn(sum(lengths), 3, 3, 128, device=device, generator=generator).to(dtype)
     weight = torch.randn(sum(lengths), 3, 128, device=device, generator=generator).to(dtype)
 

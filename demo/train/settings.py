@@ -29,6 +29,7 @@ class Settings:
     canvases: tuple[Size, ...]
     lengths: tuple[int, ...]
     profile: bool
+    graph: bool
 
 
 def read_arguments(description: str | None, words: list[str] | None = None) -> Settings:
@@ -51,6 +52,7 @@ def read_arguments(description: str | None, words: list[str] | None = None) -> S
     parser.add_argument("--canvases", type=_sizes, default=(), help="64x64,96x64: only these")
     parser.add_argument("--lengths", type=_numbers, default=(), help="4,6: only these seconds, all as often")
     parser.add_argument("--profile", action="store_true", help="show where a step's time goes")
+    parser.add_argument("--no-graph", dest="graph", action="store_false", help="never record a step and replay it")
     return Settings(**vars(parser.parse_args(words)))
 
 

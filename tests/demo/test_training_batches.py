@@ -249,7 +249,7 @@ def test_padded_attention_has_the_references_gradients():
     qkv = torch.randn(3, 32, 2, 8, generator=generator, requires_grad=True)
     results = []
     for attention in (one_by_one, padded):
-        out = attention(*qkv, Segments(bounds, lengths))
+        out = attention(*qkv, Segments(bounds, lengths, 17))
         results.append((out.detach(), torch.autograd.grad(out.square().sum(), qkv)[0]))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)

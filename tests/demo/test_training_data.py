@@ -11,12 +11,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from demo.train import text
-from demo.train.batches import Loader
+from demo.train.batches import Loader, arrange
 from demo.train.dataset import Maker, load_buckets, save_buckets
 from demo.train.denoiser import Kernels, Trainee, add_noise, draw_sigmas, losses, new_denoiser
 from demo.train.encode import audio_rows, make_encoders, patch_rows, video_moments
 from demo.train.flat import BETAS, EPS, FlatAdam, rate_at
+from demo.train.graph import Replayed
 from demo.train.loop import Clock
+from demo.train.padding import pad
 from demo.train.preview import sample
 from demo.train.recipes import KEYFRAMES, Recipe, recipes, sample_captions, wordings
 from demo.train.session import Run, Session
@@ -222,3 +224,39 @@ def test_half_precision_has_the_gradients_of_float32(maker):
     for name, wanted in wide[1].items():
         cosine = torch.cosine_similarity(half[1][name].flatten(), wanted.flatten(), 0)
         assert cosine > 0.9, (name, cosine)
+
+
+def test_a_padded_batch_has_the_losses_and_gradients_of_a_plain_one(maker):
+    """Also when it is replayed with what an earlier batch left in the tensors."""
+    denoiser = new_denoiser()
+    demo_weights.fill(denoiser, torch.Generator().manual_seed(1), demo_weights.TRANSFORMER)
+    trainee, buckets = Trainee(maker.text_encoder, denoiser), maker.buckets()
+    loader = Loader(buckets, {"t2va": 0.3, "both": 0.3, "picture_sound": 0.4}, 1100, seed=(2,), padded=True)
+    plans = [
+        arrange(buckets, loader.choice.groups(loader.capacity.room, np.random.default_rng(n)), 1100) for n in (0, 1, 2)
+    ]
+    whole = [pad(plan, loader.capacity) for plan in plans]
+    assert len({(plan.ints, plan.floats, len(plan.row_lengths)) for plan in whole}) == 1
+    assert sum(whole[0].row_lengths) == 1100 and plans[0].samples < whole[0].places
+
+    def noised_of(plan, number: int):
+        generator = torch.Generator().manual_seed(number)
+        sigmas = draw_sigmas(loader.capacity.samples, CPU, generator)
+        return add_noise(plan, plan.on(CPU), buckets, tuple(s[: plan.places] for s in sigmas), generator)
+
+    def gradients() -> dict[str, torch.Tensor]:
+        found = {n: p.grad.clone() for n, p in trainee.named_parameters() if p.grad is not None}
+        trainee.zero_grad()
+        return found
+
+    trainee.zero_grad()
+    replayed = Replayed(trainee, whole[0], noised_of(whole[0], 0), Kernels())
+    for number in (0, 1, 2, 1):
+        plan, padded_plan = plans[number], whole[number]
+        video, audio, *_ = losses(trainee, plan, plan.on(CPU), noised_of(plan, number), Kernels())
+        (video + audio).backward()
+        wanted = gradients()
+        got = replayed(padded_plan, padded_plan.sent(CPU), noised_of(padded_plan, number))
+        torch.testing.assert_close(got, torch.stack([video.detach(), audio.detach()]), atol=1e-5, rtol=1e-5)
+        for name, gradient in gradients().items():
+            torch.testing.assert_close(gradient, wanted[name], atol=2e-5, rtol=2e-3, msg=name)
