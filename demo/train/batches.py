@@ -6,28 +6,22 @@ the device; only what changes from batch to batch is sent there.
 
 from __future__ import annotations
 
-import itertools
 import math
-import multiprocessing
-import signal
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.multiprocessing
 from numpy.typing import NDArray
 from torch import Tensor
 
+from demo.train.ahead import made_ahead
 from demo.train.forms import Form
 from demo.train.padding import capacity_of, pad
 from h3serve.pipeline.packing import AUDIO_CONDITION, FOLLOWS_AUDIO, FOLLOWS_VIDEO, VISUAL_CONDITION
 
 Ints = NDArray[np.int64]
 GROUP = 6  # samples of one bucket that go into a batch together
-AHEAD = 8  # batches that are made before they are needed
 
 
 @dataclass(eq=False)
@@ -281,8 +275,7 @@ def timestep_index(kinds: Tensor, sample: Tensor, batch: int) -> Tensor:
 class Loader:
     """Plans of batches one after another; batch n of a rank is always the same.
 
-    With `workers` they are made ahead by so many processes: beside a thread that is busy in Python, each of the main
-    thread's some thousand short calls a step would wait for the interpreter. `padded` batches have all one shape.
+    With `workers` they are made ahead by so many processes. `padded` batches have all one shape.
     """
 
     def __init__(
@@ -304,29 +297,6 @@ class Loader:
         plan = arrange(self.choice.buckets, self.choice.groups(room, rng), self.rows)
         return pad(plan, self.capacity) if self.capacity else plan
 
-    def plans(self, start: int = 0) -> Iterator[Plan]:
+    def plans(self, start: int = 0) -> Generator[Plan, None, None]:
         """From batch `start` on."""
-        if not self.workers:
-            yield from map(self.plan, itertools.count(start))
-        _loader[:] = [self]  # what forked processes find
-        pool = ProcessPoolExecutor(self.workers, multiprocessing.get_context("fork"), initializer=_end_with_parent)
-        waiting: deque[Future[Plan]] = deque()
-        try:
-            for number in itertools.count(start):
-                waiting.append(pool.submit(_plan, number))
-                if len(waiting) > AHEAD:
-                    yield waiting.popleft().result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-_loader: list[Loader] = []
-
-
-def _plan(number: int) -> Plan:
-    return _loader[0].plan(number)
-
-
-def _end_with_parent() -> None:
-    """A worker that outlived its parent would keep the GPU's memory."""
-    torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGKILL)  # type: ignore[attr-defined]
+        return made_ahead(self.plan, start, self.workers)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from demo.train.ahead import made_ahead
 from demo.train.batches import Bucket
 from demo.train.encode import Encoders, audio_rows, video_rows
 from demo.train.forms import Form
 from demo.train.loop import Clock, write_whole
-from demo.train.recipes import FIRST_SEED, SCENE_KINDS, Recipe, examples_of, form_of, token_ids, wordings
+from demo.train.recipes import SCENE_KINDS, Recipe, examples_of, form_of, token_ids, wordings
 from demo.train.text import patches_of, see
 from demo.world import render, synthesize
 from demo.world.tasks import KEYFRAMES, Example
@@ -28,6 +28,8 @@ from h3serve.models.text_encoder import TextEncoder
 from h3serve.models.tokenizer import Tokenizer
 
 PIXELS = {"cuda": 400_000, "cpu": 20_000}  # of one frame of all clips of a portion together
+SEEDS = 64  # at most, of a portion
+PORTIONS = 2000  # after so many their recipes repeat
 Prompts = list[list[NDArray[np.int64]]]
 
 
@@ -65,20 +67,20 @@ class Maker:
         self.clips = 0
         self.generator = torch.Generator(encoders.device).manual_seed(seed)
 
-    def fill(self, recipes: Iterator[Recipe], clock: Clock, *, first_seed: int = FIRST_SEED, most: int) -> None:
-        """Until the clock is done or there are `most` clips; scenes and wordings are made in threads ahead."""
-        with ThreadPoolExecutor(2) as pool:
-            ahead: deque[Future[Portion]] = deque()
-            while not clock.done and self.clips < most:
-                while len(ahead) < 6:
-                    recipe = next(recipes)
-                    pixels = PIXELS[self.encoders.device.type]
-                    count = min(64, max(4, pixels // (recipe.canvas[0] * recipe.canvas[1])))
-                    ahead.append(pool.submit(self.prepare, recipe, first_seed, count))
-                    first_seed += count
-                self.add(ahead.popleft().result())
-            for future in ahead:
-                future.cancel()
+    def fill(self, recipes: Iterator[Recipe], clock: Clock, *, first_seed: int, most: int, workers: int = 0) -> None:
+        """Until the clock is done or there are `most` clips; scenes and wordings are made ahead by processes."""
+        pixels = PIXELS[self.encoders.device.type]
+        wanted = list(itertools.islice(recipes, PORTIONS))
+
+        def portion(number: int) -> Portion:
+            recipe = wanted[number % PORTIONS]
+            count = min(SEEDS, max(4, pixels // (recipe.canvas[0] * recipe.canvas[1])))
+            return self.prepare(recipe, first_seed + SEEDS * number, count)
+
+        portions = made_ahead(portion, 0, workers)
+        while not clock.done and self.clips < most:
+            self.add(next(portions))
+        portions.close()
 
     def prepare(self, recipe: Recipe, first_seed: int, count: int) -> Portion:
         examples = examples_of(recipe, first_seed, count)

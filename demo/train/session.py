@@ -117,8 +117,6 @@ class Session:
         noised = add_noise(plan, arrays, self.run.buckets, draw_sigmas(plan.places, device))
         if self.replayed:
             return self.replayed(plan, buffer, noised)
-        if plan.padded:
-            noised = padded(noised, plan, arrays)
         video, audio, *_ = losses(self.run.trainee, plan, arrays, noised, self.kernels)
         (video + audio).backward()
         return torch.stack([video.detach(), audio.detach()])

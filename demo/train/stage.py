@@ -25,7 +25,7 @@ from demo.train.encode import make_encoders
 from demo.train.flat import FlatAdam
 from demo.train.loop import Clock
 from demo.train.recipes import FIRST_SEED, REFERENCE_KINDS, SCENE_KINDS, SHARES, recipes, sample_captions
-from demo.train.session import Run, Session
+from demo.train.session import WORKERS, Run, Session
 from demo.train.settings import Settings, read_arguments
 from demo.train.text import caption_tokenizer, new_encoder
 from demo.train.weights import load_audio_vae, load_video_vae
@@ -127,7 +127,7 @@ def add_data(run: Run) -> None:
         lengths = dict.fromkeys(settings.lengths, 1.0) or None
         wanted = recipes(1000 * settings.seed + 100 * part + run.rank, canvases=settings.canvases, seconds=lengths)
         first = FIRST_SEED + (settings.seed << 31) + (run.rank << 28) + (part << 24)
-        maker.fill(wanted, clock, first_seed=first, most=settings.clips)
+        maker.fill(wanted, clock, first_seed=first, most=settings.clips, workers=WORKERS)
         run.buckets = maker.buckets()
         save_buckets(run.buckets, settings.state / f"data{run.rank}_{part}.pt")
         run.say(f"{maker.clips} clips in {len(run.buckets)} buckets after {clock.elapsed:.1f} s")
