@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from demo.train import ranks
-from demo.train.batches import Bucket, Loader, Plan
-from demo.train.denoiser import Kernels, Trainee, add_noise, draw_sigmas, losses, padded
+from demo.train.batches import Arrays, Bucket, Loader, Plan
+from demo.train.denoiser import Kernels, Noised, Trainee, add_noise, draw_sigmas, losses, padded
 from demo.train.device import fastest
 from demo.train.encode import Encoders
 from demo.train.flat import FlatAdam, rate_at
@@ -143,14 +143,19 @@ class Session:
             )
 
     def _try_to_replay(self, loader: Loader) -> None:
-        """Takes padded batches and a recorded step if that works, gives the same gradients and is faster."""
+        """Takes padded batches and a recorded step if that works, is right for another batch too, and is faster."""
         device = self.run.device
-        plan = next(plan for plan in map(loader.plan, itertools.count()) if plan.sees)
+        recorded, plan = itertools.islice((p for p in map(loader.plan, itertools.count()) if p.sees), 2)
+
+        def noised_of(plan: Plan, arrays: Arrays) -> Noised:
+            return add_noise(plan, arrays, self.run.buckets, draw_sigmas(plan.places, device))
+
         try:
-            arrays = plan.on(device)
-            noised = add_noise(plan, arrays, self.run.buckets, draw_sigmas(plan.places, device))
-            replayed = Replayed(self.run.trainee, plan, noised, self.kernels)
-            buffer, whole = plan.sent(device), padded(noised, plan, arrays)
+            replayed = Replayed(self.run.trainee, recorded, noised_of(recorded, recorded.on(device)), self.kernels)
+            buffer = plan.sent(device)
+            arrays = plan.cut(buffer)
+            noised = noised_of(plan, arrays)
+            whole = padded(noised, plan, arrays)
 
             def eager() -> None:
                 video, audio, *_ = losses(self.run.trainee, plan, arrays, whole, self.kernels)

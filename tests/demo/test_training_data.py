@@ -199,6 +199,15 @@ def test_a_session_stops_writes_and_goes_on(maker, encoders, tmp_path):
     again.train()
     assert again.adam.steps > steps and again.fraction == 1.0
     assert again.curve.entries[: len(first.curve.entries)] == first.curve.entries
+    padded_loader = Loader(again.run.buckets, {"first": 1.0, "t2va": 1.0}, 600, seed=(4,), padded=True)
+    for _ in range(9):  # the quicker of two equal ways is a matter of luck here
+        again._try_to_replay(padded_loader)
+        if again.replayed:
+            break
+    assert again.loader is padded_loader
+    before = again.adam.master.clone()
+    again.step(padded_loader.plan(7))
+    assert torch.isfinite(again.totals).all() and not torch.equal(again.adam.master, before)
 
 
 def test_half_precision_has_the_gradients_of_float32(maker):
