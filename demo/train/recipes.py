@@ -48,10 +48,10 @@ class Recipe:
 
 
 def recipes(seed: int, *, canvases: tuple[Size, ...] = (), seconds: dict[int, float] | None = None) -> Iterator[Recipe]:
-    """Without an end: small canvases more often, since they cost less and are asked for most."""
+    """Without an end: small canvases more often, and more of them go into a portion: two thirds have a short edge of 64."""
     random, lengths = Random(seed), seconds or SECONDS
     sizes = canvases or small_canvases()
-    weights = [(w * h) ** -1.5 for w, h in sizes]
+    weights = [(w * h) ** -0.6 for w, h in sizes]
     while True:
         (family,) = random.choices(list(FAMILIES), list(FAMILIES.values()))
         (canvas,) = random.choices(sizes, weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -81,6 +82,7 @@ class Session:
         self.curve = Curve(folder / f"curve_{name}.json", {"rows": settings.rows, "peak_rate": peak})
         self.curve.entries += entries
         self.fraction, self.logged, self.samples = self.before, self.adam.steps, 0
+        self.waited = 0.0  # seconds, for batches
         self.totals = torch.zeros(2, device=run.device)
 
     def train(self) -> None:
@@ -88,7 +90,10 @@ class Session:
         self.run.say(f"training begins after {self.run.clock.elapsed:.1f} s, for {self.clock.seconds:.0f} s")
         log, keep = Every(LOG_S), Every(KEEP_S)
         plans = self.loader.plans(self.adam.steps)
-        for plan in plans:
+        while True:
+            began = time.monotonic()
+            plan = next(plans)
+            self.waited += time.monotonic() - began
             self.step(plan)
             if self.adam.steps % CHECK[self.run.device.type]:
                 continue
@@ -200,6 +205,7 @@ class Session:
             step=self.adam.steps,
             seconds=self.clock.elapsed,
             samples=self.samples,
+            waited=self.waited,
             video=video,
             audio=audio,
             rate=self.rate,
