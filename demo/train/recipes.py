@@ -48,7 +48,7 @@ class Recipe:
 
 
 def recipes(seed: int, *, canvases: tuple[Size, ...] = (), seconds: dict[int, float] | None = None) -> Iterator[Recipe]:
-    """Without an end: small canvases more often, and more of them go into a portion: two thirds have a short edge of 64."""
+    """Without an end; small canvases come more often and more to a portion: two thirds have a short edge of 64."""
     random, lengths = Random(seed), seconds or SECONDS
     sizes = canvases or small_canvases()
     weights = [(w * h) ** -0.6 for w, h in sizes]
