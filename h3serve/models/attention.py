@@ -96,7 +96,7 @@ def eight_bits(device: torch.device, dtype: torch.dtype) -> Attention | None:
 
 def has_flash4(device: torch.device) -> bool:
     """Whether FlashAttention-4 and the products that come with it are installed and made for this CUDA device."""
-    return torch.cuda.get_device_capability(device)[0] in (9, 10) and flash4_loads()
+    return flash4_loads() and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 @cache
