@@ -13,6 +13,7 @@ from h3serve.media.fetch import open_source
 from h3serve.media.probe import probe_media
 
 _TARGET = ("short_edge", "aspect_ratio", "duration_seconds")
+SECONDS = 5.0  # of a clip that is asked for by flags alone
 
 
 def read_body(path: Path | None) -> dict[str, Any]:
@@ -40,20 +41,25 @@ def build_request(
     keyframes: Mapping[int, str | None],
     references: Sequence[str],
 ) -> GenerationRequest:
-    """`body` overridden by the flags that were given (None: not given); the task follows from the media."""
+    """`body` overridden by the flags that were given (None: not given); the task follows from the media.
+
+    Without a body a clip lasts `SECONDS`, unless a reference's sound may decide it.
+    """
     merged = dict(body)
     target = body.get("target")
     sizes = dict(target) if isinstance(target, dict) else {}
     for name, value in fields.items():
         if value is not None:
             (sizes if name in _TARGET else merged)[name] = value
-    if sizes:
-        merged["target"] = sizes
     added = [_keyframe(uri, index) for index, uri in keyframes.items() if uri is not None]
     added += [_reference(text) for text in references]
     if added:
         merged["conditions"] = added
     merged.setdefault("task", _task(added))
+    if not body and merged["task"] != "ref2va":
+        sizes.setdefault("duration_seconds", SECONDS)
+    if sizes:
+        merged["target"] = sizes
     return parse_request(merged)
 
 

@@ -19,7 +19,7 @@ Reference = Annotated[
 ]
 ShortEdge = Annotated[int | None, typer.Option(help="Short edge in pixels; 768 is recommended.")]
 AspectRatio = Annotated[str | None, typer.Option(help="auto or W:H.")]
-Duration = Annotated[float | None, typer.Option(help="Seconds, 4 to 15.")]
+Duration = Annotated[float | None, typer.Option(help="Seconds, 4 to 15; without a request file 5, but for references.")]
 Steps = Annotated[int | None, typer.Option(help="Model evaluations.")]
 Seed = Annotated[int | None, typer.Option(help="0 to 2^63-1.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")]

@@ -165,6 +165,21 @@ def test_plan_prints_without_a_model(capsys: Any) -> None:
     assert shown["rows"]["audio"] + shown["rows"]["video"] == 810 + 72_576
 
 
+def test_without_a_file_a_clip_lasts_five_seconds(picture: Path, tmp_path: Path, capsys: Any) -> None:
+    """As the README shows it; a body's duration, and one that is missing there, stay what they are."""
+    for flags in ([], ["--first-frame", str(picture)], ["--short-edge", "64"]):
+        assert run(["plan", "--prompt", "x", *flags, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["frames"] == 124
+    body = tmp_path / "body.json"
+    body.write_text(json.dumps({"task": "t2va", "prompt": "x", "target": {"duration_seconds": 4}}))
+    assert run(["plan", str(body), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["frames"] == 107
+    body.write_text(json.dumps({"task": "t2va", "prompt": "x", "target": {"short_edge": 768}}))
+    for arguments in ([str(body)], ["--prompt", "x", "--reference", str(picture)]):
+        assert run(["plan", *arguments]) == 2
+        assert "duration_seconds" in capsys.readouterr().err
+
+
 def test_inspect_and_demo_checkpoint(tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "twin"
     assert run(["demo-checkpoint", str(folder), "--layout", "diffusers"]) == 0
