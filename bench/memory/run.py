@@ -133,14 +133,7 @@ def synthetic(run: Run) -> Engine:
 def configs(tiny: bool) -> Mapping[str, Mapping[str, Any]]:
     if not tiny:
         return RELEASED
-    latents = {"latents_mean": [0.0] * 24, "latents_std": [1.0] * 24}
-    sound = {"latents_mean": [0.0] * 32, "latents_std": [1.0] * 32}
-    return {
-        "transformer": demo_sizes.transformer("original"),
-        "text_encoder": demo_sizes.text_encoder(build_tokenizer().get_vocab(with_added_tokens=True)),
-        "video_vae": demo_sizes.video_vae("diffusers", latents),
-        "audio_vae": demo_sizes.audio_vae("diffusers", sound),
-    }
+    return demo_sizes.networks(build_tokenizer().get_vocab(with_added_tokens=True))
 
 
 def ready_engine(run: Run, steps: Iterable[int]) -> Engine:

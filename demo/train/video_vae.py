@@ -11,13 +11,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
 
 from demo.train import sizes
 from demo.train.captured import Captured, Eager
+from demo.train.command import command, rehearse_and_run
 from demo.train.device import OutOfMemory, fastest, prepare
 from demo.train.folded_encoder import moments as folded_moments
 from demo.train.loop import Clock, Curve, Every, Trainer, load_weights, save_weights
@@ -170,23 +170,13 @@ def count(module: nn.Module) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=480.0)
-    parser.add_argument("--reserve", type=float, default=RESERVE_S)
+    parser = command(__doc__, seed=1, reserve=RESERVE_S, held_out=24)
     parser.add_argument("--pixels", type=int, default=PIXELS)
     parser.add_argument("--max-area", type=int, default=128 * 224)
-    parser.add_argument("--held-out", type=int, default=24)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--start", type=Path, help="weights of an earlier run to go on from")
-    arguments = parser.parse_args()
-    clock = Clock(arguments.seconds - arguments.reserve)
-    with TemporaryDirectory() as place:  # a rehearsal: what fails must not fail at the end
-        run(arguments, Clock(1.0), Path(place), held_out=1)
-    run(arguments, clock, arguments.out, held_out=arguments.held_out)
+    rehearse_and_run(run, parser.parse_args())
 
 
-def run(arguments: argparse.Namespace, clock: Clock, out: Path, *, held_out: int) -> None:
+def run(arguments: argparse.Namespace, clock: Clock, out: Path, held_out: int) -> None:
     """Train new weights until the clock is done, and measure them."""
     device = prepare(arguments.seed)
     vae = VideoVAE(sizes.video_vae_config())

@@ -268,3 +268,14 @@ def diffusers_index() -> dict[str, Any]:
 def scheduler(shift: float) -> dict[str, Any]:
     """`scheduler_config.json`."""
     return {"_class_name": "MiniMaxH3Scheduler", "shift": shift}
+
+
+def networks(vocabulary: dict[str, int]) -> dict[str, dict[str, Any]]:
+    """Every network's config, as `released.RELEASED` has the release's; statistics that change no latent."""
+    plain = {count: {"latents_mean": [0.0] * count, "latents_std": [1.0] * count} for count in (24, 32)}
+    return {
+        "transformer": transformer("original"),
+        "text_encoder": text_encoder(vocabulary),
+        "video_vae": video_vae("diffusers", plain[24]),
+        "audio_vae": audio_vae("diffusers", plain[32]),
+    }

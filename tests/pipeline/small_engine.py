@@ -11,14 +11,6 @@ from h3serve.weights.released import RELEASED
 
 
 def small_engine(quality: Quality = "lossless") -> Engine:
-    zero_one = {"latents_mean": [0.0] * 24, "latents_std": [1.0] * 24}
-    sound = {"latents_mean": [0.0] * 32, "latents_std": [1.0] * 32}
-    vocabulary = build_tokenizer().get_vocab(with_added_tokens=True)
-    configs = {
-        "transformer": demo_sizes.transformer("diffusers"),
-        "text_encoder": demo_sizes.text_encoder(vocabulary),
-        "video_vae": demo_sizes.video_vae("diffusers", zero_one),
-        "audio_vae": demo_sizes.audio_vae("diffusers", sound),
-    }
+    configs = demo_sizes.networks(build_tokenizer().get_vocab(with_added_tokens=True))
     assert set(configs) == set(RELEASED)
     return synthetic_engine(torch.device("cpu"), quality=quality, dtype=torch.float32, configs=configs)

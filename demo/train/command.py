@@ -1,0 +1,32 @@
+"""The command line that both VAEs' trainings have."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from demo.train.loop import Clock
+
+Run = Callable[[argparse.Namespace, Clock, Path, int], None]  # arguments, how long, where to, held-out scenes
+
+
+def command(doc: str | None, *, seed: int, reserve: float, held_out: int) -> argparse.ArgumentParser:
+    """A parser with what both take; `reserve` seconds are left for measuring."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=480.0)
+    parser.add_argument("--reserve", type=float, default=reserve)
+    parser.add_argument("--held-out", type=int, default=held_out)
+    parser.add_argument("--seed", type=int, default=seed)
+    parser.add_argument("--start", type=Path, help="weights of an earlier run to go on from")
+    return parser
+
+
+def rehearse_and_run(run: Run, arguments: argparse.Namespace) -> None:
+    """All of it in a second and on one scene first: what fails must not fail at the end."""
+    clock = Clock(arguments.seconds - arguments.reserve)
+    with TemporaryDirectory() as place:
+        run(arguments, Clock(1.0), Path(place), 1)
+    run(arguments, clock, arguments.out, arguments.held_out)
