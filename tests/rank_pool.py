@@ -1,6 +1,7 @@
-"""Forked processes that are the ranks of one replica, for tests: `pool.run(function, *arguments)`.
+"""Processes that are the ranks of one replica, for tests: `pool.run(function, *arguments)`.
 
-Forked, so that nobody waits for torch to be imported again.
+Forked from a server that has imported what they need and nothing else: a fork of the test's own process, with the
+threads and locks that earlier tests left there, was seen to hang.
 """
 
 import multiprocessing as mp
@@ -15,6 +16,7 @@ from h3serve.runtime.groups import Ranks, open_store
 from h3serve.runtime.shape import Shape
 
 START_S = 60
+PRELOAD = ["tests.rank_pool", "h3serve.pipeline.engine", "transformers.models.qwen3_vl.modeling_qwen3_vl"]
 
 
 class Pool:
@@ -23,7 +25,8 @@ class Pool:
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.store, port = open_store()
-        context = mp.get_context("fork")
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
         self.pipes, self.processes = [], []
         for rank in range(shape.size):
             ours, theirs = context.Pipe()
