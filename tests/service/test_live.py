@@ -170,7 +170,7 @@ def test_four_lives_of_one_data_folder(tmp_path: Path) -> None:
         assert [v["status"] for v in done] == ["completed", "completed"]
         assert [v["attempts"] for v in done] == [2, 1]
         assert done[0]["files"]["video"]["sha256"] == done[1]["files"]["video"]["sha256"]
-        endless = create(http, prompt="hang")
+        endless = create(http, prompt="slow 5")  # may begin again before it is cancelled: then it stops at a step
         wait_for(lambda: http.get(f"/v1/videos/{endless['id']}").json()["status"] == "in_progress")
         server.process.send_signal(signal.SIGTERM)
         wait_for(lambda: http.get("/ready").json()["draining"])
