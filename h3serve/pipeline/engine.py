@@ -30,7 +30,7 @@ from h3serve.runtime.adaln import AdaLN
 from h3serve.runtime.encodings import EncodingCache, folder_for
 from h3serve.runtime.identity import maker_of
 from h3serve.runtime.loading import How, build_tiers, place
-from h3serve.runtime.machine import make_current
+from h3serve.runtime.machine import has_float8_units, make_current
 from h3serve.runtime.meters import PeakMeter
 from h3serve.runtime.placement import Placement, Visiting
 from h3serve.runtime.residency import Choice, capacity_of, staying_beside
@@ -44,7 +44,6 @@ from h3serve.weights.locate import locate
 from h3serve.weights.size_rules import read_size_rules
 from h3serve.weights.tokenizer import check_processor_files, load_tokenizer
 
-FLOAT8_CAPABILITY = (8, 9)  # of CUDA devices: Ada, Hopper and later have 8-bit matrix units
 ENCODERS = ("text_encoder", "video_vae", "audio_vae")
 DEFAULT_CACHE = Path.home() / ".cache" / "h3serve"
 
@@ -290,5 +289,5 @@ def _check_settings(settings: EngineSettings, device: torch.device) -> None:
         raise RequestError("partition", settings.partition, "fl2va, ref2va or both")
     if settings.quality not in TIERS:
         raise RequestError("quality", settings.quality, f"this build has {' and '.join(TIERS)}")
-    if settings.float8 and device.type == "cuda" and torch.cuda.get_device_capability(device) < FLOAT8_CAPABILITY:
+    if settings.float8 and device.type == "cuda" and not has_float8_units(device):
         raise RequestError("quantize", "fp8", f"{torch.cuda.get_device_name(device)} has no 8-bit matrix units")

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from h3serve.core.cost import ModelSize, attention_flops, linear_flops
 from h3serve.models.attention import Attention
 from h3serve.models.float8_linear import Float8Linear, quantize
+from h3serve.runtime.machine import has_float8_units
 from h3serve.runtime.measure import sustained
 
 COPY_BYTES = 4 * 2**30
@@ -56,11 +57,6 @@ def measure_ceilings(
         attention8=_attention_rate(rows, model, kernel8, device, seconds) if kernel8 else None,
         copy=_copy_rate(device, seconds / 3),
     )
-
-
-def has_float8_units(device: torch.device) -> bool:
-    """Whether 8-bit matrix products are faster here than 16-bit ones: Ada, Hopper and later."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _shapes(model: ModelSize) -> list[tuple[int, int]]:

@@ -35,6 +35,11 @@ def make_current(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+def has_float8_units(device: torch.device) -> bool:
+    """Whether 8-bit matrix products are faster here than 16-bit ones: Ada, Hopper and later."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 def host_memory(root: Path = Path("/")) -> tuple[int, int]:
     """(bytes, free bytes) that this process can have: the machine's, or less if its cgroup says so.
 
