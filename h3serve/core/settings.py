@@ -40,6 +40,20 @@ class EngineSettings:
         return is_float8(self.quality, self.quantize)
 
 
+def partitions_of(setting: Partition | Literal["both"]) -> tuple[Partition, ...]:
+    """What an engine with this setting loads; the first one's folder also gives what both share."""
+    return ("fl2va", "ref2va") if setting == "both" else (setting,)
+
+
+def one_partition(wanted: Partition | None, there: tuple[Partition, ...], *, said: str) -> Partition:
+    """The partition that is meant: named, or the only one. RequestError, after `said` with what is there."""
+    if wanted is None and len(there) == 1:
+        return there[0]
+    if wanted is None or wanted not in there:
+        raise RequestError("partition", wanted, f"{said} {' and '.join(there)}")
+    return wanted
+
+
 def is_float8(quality: str, quantize: str) -> bool:
     """Whether a tier with this option runs on layers of 8 bits. RequestError where the two exclude each other."""
     if quantize not in QUANTIZE:

@@ -16,7 +16,7 @@ from h3serve.core.errors import RequestError
 from h3serve.core.geometry import SizeRules
 from h3serve.core.plan import Plan
 from h3serve.core.request import GenerationRequest
-from h3serve.core.settings import EngineSettings, check_quality
+from h3serve.core.settings import EngineSettings, check_quality, partitions_of
 from h3serve.core.tasks import PARTITION_OF, Partition, Quality, Task
 from h3serve.models.audio_vae import AudioVAE
 from h3serve.models.denoiser import Denoiser
@@ -154,7 +154,7 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
     make_current(device)
     dtype = resolve_dtype(settings.dtype, device)
     _check_settings(settings, device)
-    partitions: tuple[Partition, ...] = ("fl2va", "ref2va") if settings.partition == "both" else (settings.partition,)
+    partitions = partitions_of(settings.partition)
     folders = {p: locate(settings.model, p, revision=settings.revision) for p in partitions}
     for partition, folder in folders.items():
         check_files(folder, partition)
@@ -238,7 +238,7 @@ def _encodings(
 
 def first_partition(settings: EngineSettings) -> Partition:
     """The partition whose folder also gives what both share."""
-    return "fl2va" if settings.partition == "both" else settings.partition
+    return partitions_of(settings.partition)[0]
 
 
 def for_device(vae: VideoVAE, device: torch.device) -> VideoVAE:

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from h3serve.core.errors import CheckpointError, H3Error, RequestError, WorkerError
+from h3serve.core.settings import one_partition
 from h3serve.core.tasks import Partition
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.replica import Replica
@@ -41,7 +42,7 @@ def update_weights(engine: Engine, replica: Replica, wanted: Wanted) -> dict[str
     RequestError or CheckpointError, and nothing has changed, if it cannot be; WorkerError if it broke off.
     """
     began = time.perf_counter()
-    partition = _partition(engine, wanted.partition)
+    partition = one_partition(wanted.partition, tuple(engine.denoisers), said="loaded are the weights of")
     with replica.update(asdict(wanted)):
         _check_undivided(replica)
         updates, folder = engine.updates(partition), open_folder(Path(wanted.source))
@@ -62,15 +63,6 @@ def _write(engine: Engine, updates: Updates, source: Source, values: Tensors | N
     except (H3Error, OSError) as error:
         raise WorkerError(f"the new weights are there, but not their modulation: {error}") from error
     return dropped
-
-
-def _partition(engine: Engine, wanted: Partition | None) -> Partition:
-    loaded = tuple(engine.denoisers)
-    if wanted is None and len(loaded) == 1:
-        return loaded[0]
-    if wanted is None or wanted not in loaded:
-        raise RequestError("partition", wanted, f"loaded are the weights of {' and '.join(loaded)}")
-    return wanted
 
 
 def _check_undivided(replica: Replica) -> None:

@@ -9,13 +9,12 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field
 
 from h3serve.core.errors import RequestError
-from h3serve.core.tasks import Partition
+from h3serve.core.settings import one_partition, partitions_of
 from h3serve.service.context import CallerOf, ContextOf
 from h3serve.service.job import Json, new_id
 from h3serve.service.messages import Update
 from h3serve.service.replies import Refusal
 from h3serve.service.schema import ERRORS
-from h3serve.service.settings import ServiceSettings
 
 
 async def get_root(caller: CallerOf, context: ContextOf) -> Path:
@@ -49,7 +48,8 @@ def update_weights(body: WeightUpdate, root: RootOf, context: ContextOf) -> Json
     queued run afterwards, with the new weights.
     """
     context.check_open()
-    partition = _partition(body.partition, context.settings)
+    served = partitions_of(context.settings.partition)
+    partition = one_partition(body.partition, served, said="this server has the weights of")
     source = str(_below(root, body.source, "source"))
     tensors = None if body.tensors is None else str(_below(root, body.tensors, "tensors"))
     update = Update(new_id(), partition, source, tensors, only_check=False)
@@ -63,15 +63,6 @@ def list_updates(root: RootOf, context: ContextOf) -> Json:
     del root
     updates = context.supervisor.updates
     return {"object": "list", "data": list(updates.made), "in_progress": updates.is_busy}
-
-
-def _partition(wanted: Partition | None, settings: ServiceSettings) -> Partition:
-    served: tuple[Partition, ...] = ("fl2va", "ref2va") if settings.partition == "both" else (settings.partition,)
-    if wanted is None and len(served) == 1:
-        return served[0]
-    if wanted is None or wanted not in served:
-        raise RequestError("partition", wanted, f"this server has the weights of {' and '.join(served)}")
-    return wanted
 
 
 def _below(root: Path, name: str, field: str) -> Path:
