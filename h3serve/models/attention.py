@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 
 import torch
 from torch.nn import functional as F
 
-log = logging.getLogger(__name__)
+from h3serve.models.installed import flash4_loads, has_triton
 
 # q, k, v -> out, all [S, heads, head_dim]; the last axis is contiguous, the others need not be.
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -19,7 +15,6 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _KEYS = 128  # per tile of cuDNN's kernel; a last tile that is not full slows all others down
 _SAMPLE = 4096  # rows that the mean key is taken of
 _WORTH_PADDING = 4 * _SAMPLE  # rows; below, attention is no large part of a step
-_FLASH4_MODULES = ("flash_attn.cute.interface", "quack.gemm_interface")
 _FLASH4_TILES = {9: ((192, 128), False)}  # by major capability, where another than its own choice is quicker
 
 
@@ -77,7 +72,7 @@ def available(device: torch.device, dtype: torch.dtype, *, extras: bool = True) 
     kernels: dict[str, Attention] = {"sdpa": sdpa}
     if device.type != "cuda" or dtype == torch.float32:
         return kernels
-    if torch.cuda.get_device_capability(device) == (9, 0) and find_spec("triton"):
+    if torch.cuda.get_device_capability(device) == (9, 0) and has_triton():
         kernels["padded cuDNN"] = padded_cudnn
     if extras and has_flash4(device):
         kernels["FlashAttention-4"] = flash4
@@ -87,7 +82,7 @@ def available(device: torch.device, dtype: torch.dtype, *, extras: bool = True) 
 def eight_bits(device: torch.device, dtype: torch.dtype) -> Attention | None:
     """Attention on e4m3 operands, where it is quicker than on 16 bits: Hopper, with Triton. None elsewhere."""
     hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
-    if not hopper or dtype == torch.float32 or find_spec("triton") is None:
+    if not hopper or dtype == torch.float32 or not has_triton():
         return None
     from h3serve.models.fused_attention8 import attention8  # here, since Triton comes with CUDA builds of torch only
 
@@ -97,20 +92,3 @@ def eight_bits(device: torch.device, dtype: torch.dtype) -> Attention | None:
 def has_flash4(device: torch.device) -> bool:
     """Whether FlashAttention-4 and the products that come with it are installed and made for this CUDA device."""
     return flash4_loads() and torch.cuda.get_device_capability(device)[0] in (9, 10)
-
-
-@cache
-def flash4_loads() -> bool:
-    """Whether the extra `fa4` can be imported: found is not enough, an installation may be half done or mismatched."""
-    try:
-        if find_spec("flash_attn.cute") is None:
-            return False
-    except ModuleNotFoundError:
-        return False
-    try:
-        for module in _FLASH4_MODULES:
-            import_module(module)
-    except Exception as error:  # what a broken installation raises is anyone's guess
-        log.warning("FlashAttention-4 is installed but cannot be loaded, other kernels are taken: %s", error)
-        return False
-    return True

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from functools import cache
-from importlib.util import find_spec
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from h3serve.models.float8 import FLOAT8, Float8Rows, quantize_rows
+from h3serve.models.installed import has_triton
 
 _ROWS_AT_ONCE = 2048  # of a weight: float32 copies of more would be the peak of a load
 
@@ -63,17 +62,11 @@ class Float8Linear(nn.Module):
 
 def quantize(x: torch.Tensor) -> Float8Rows:
     """`float8.quantize_rows`, in one pass where Triton and a GPU are there."""
-    if not x.is_cuda or not _has_triton():
+    if not x.is_cuda or not has_triton():
         return quantize_rows(x)
     from h3serve.models.fused import quantize_rows as fused  # here, since Triton comes with CUDA builds of torch only
 
     return fused(x)
-
-
-@cache
-def _has_triton() -> bool:
-    """Looked up once: a search takes longer than the launch of a kernel."""
-    return find_spec("triton") is not None
 
 
 def use_float8(module: nn.Module, patterns: Sequence[str], dtype: torch.dtype) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.util import find_spec
 
 import torch
 from torch import nn
@@ -12,6 +11,7 @@ from h3serve.core.tasks import Quality
 from h3serve.models import decoder_ops, video_encoder
 from h3serve.models.attention import eight_bits, fastest, flash4_batched, has_flash4, sdpa
 from h3serve.models.float8_linear import Float8Linear
+from h3serve.models.installed import has_triton
 from h3serve.models.ops import PLAIN, Ops
 from h3serve.models.transformer import Transformer
 from h3serve.models.video_encoder import FUSED_CHANNELS
@@ -77,7 +77,7 @@ def has_float8(module: nn.Module) -> bool:
 
 
 def _has_kernels(device: torch.device) -> bool:
-    return device.type == "cuda" and find_spec("triton") is not None
+    return device.type == "cuda" and has_triton()
 
 
 def _has_gated_gemm(device: torch.device) -> bool:

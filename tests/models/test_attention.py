@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from h3serve.models.attention import available, fastest, flash4_loads, mean_key, sdpa
+from h3serve.models.attention import available, fastest, mean_key, sdpa
+from h3serve.models.installed import flash4_loads
 
 
 def test_sdpa_is_full_attention_per_head() -> None:
@@ -42,10 +43,7 @@ def test_fastest(
     expected: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def find_spec(name: str) -> object:
-        return object() if name == "triton" else None
-
-    monkeypatch.setattr("h3serve.models.attention.find_spec", find_spec)
+    monkeypatch.setattr("h3serve.models.attention.has_triton", lambda: True)
     monkeypatch.setattr("h3serve.models.attention.flash4_loads", lambda: installed)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     kernels = available(torch.device(device), dtype)
