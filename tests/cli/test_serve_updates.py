@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from h3serve import Generator
 from h3serve.service.keys import add_key
-from h3serve.weights.demo import write_demo_checkpoint
+from tests.checkpoints import write_old_and_new
 from tests.cli.test_serve import H3SERVE, TARGET, finish, until
 
 BODY = {"task": "t2va", "prompt": "rain", "target": TARGET, "num_inference_steps": 2, "seed": 3}
@@ -26,8 +26,7 @@ URL = "/v1/admin/weights"
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("weights")
-    for name, seed in (("old", 0), ("new", 7)):
-        write_demo_checkpoint(root / name, seed=seed)
+    write_old_and_new(root)
     shutil.copytree(root / "new", root / "torn")
     shard = next((root / "torn" / "FL2VA" / "transformer").glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-100])

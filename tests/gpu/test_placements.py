@@ -13,7 +13,7 @@ from h3serve import Generator
 from h3serve.pipeline.result import GenerationResult
 from h3serve.runtime import sizes
 from h3serve.runtime.machine import Machine, measure
-from h3serve.weights.demo import write_demo_checkpoint
+from tests.checkpoints import write_old_and_new
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 DEVICE = "cuda"
@@ -22,10 +22,7 @@ TARGET = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    base = tmp_path_factory.mktemp("demo")
-    for name, seed in (("old", 0), ("new", 7)):
-        write_demo_checkpoint(base / name, seed=seed)
-    return base / "old", base / "new"
+    return write_old_and_new(tmp_path_factory.mktemp("demo"))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from h3serve.core.errors import CapacityError
 from h3serve.pipeline.result import GenerationResult
 from h3serve.runtime import loading, sizes
 from h3serve.runtime.machine import Machine
-from h3serve.weights.demo import write_demo_checkpoint
+from tests.checkpoints import write_old_and_new
 
 TARGET = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
 REQUEST: dict[str, Any] = {"task": "t2va", "prompt": "rain", "target": TARGET, "num_inference_steps": 2, "seed": 3}
@@ -25,10 +25,7 @@ LITTLE = Machine(2**40, 2**40, 2**20, 2**20)  # a host with next to no memory of
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    base = tmp_path_factory.mktemp("demo")
-    for name, seed in (("old", 0), ("new", 7)):
-        write_demo_checkpoint(base / name, seed=seed)
-    return base / "old", base / "new"
+    return write_old_and_new(tmp_path_factory.mktemp("demo"))
 
 
 @pytest.fixture(scope="module")

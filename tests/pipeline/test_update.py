@@ -17,7 +17,7 @@ from h3serve.pipeline.engine import Engine, load_engine
 from h3serve.pipeline.replica import Member
 from h3serve.runtime.groups import Ranks
 from h3serve.runtime.sharding import RankShare
-from h3serve.weights.demo import write_demo_checkpoint
+from tests.checkpoints import write_old_and_new
 from tests.rank_pool import Pool, pool
 
 TARGET = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
@@ -27,8 +27,7 @@ REQUEST: dict[str, Any] = {"task": "t2va", "prompt": "rain", "target": TARGET, "
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("demo")
-    for name, seed in (("old", 0), ("new", 7)):
-        write_demo_checkpoint(root / name, seed=seed)
+    write_old_and_new(root)
     shutil.copytree(root / "new", root / "shifted")
     index = root / "shifted" / "FL2VA" / "model_index.json"
     index.write_text(index.read_text().replace("12.0", "11.0"))

@@ -18,6 +18,7 @@ from h3serve.weights.demo import write_demo_checkpoint
 from h3serve.weights.index import read_index
 from h3serve.weights.layout import ModelFolder, open_folder
 from h3serve.weights.load import EntryReader
+from tests.checkpoints import write_old_and_new
 
 TARGET = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
 REQUEST: dict[str, Any] = {"task": "t2va", "prompt": "rain", "target": TARGET, "num_inference_steps": 2, "seed": 3}
@@ -26,10 +27,7 @@ WHERE = ["resident", "offload", "files"]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    base = tmp_path_factory.mktemp("demo")
-    for name, seed in (("old", 0), ("new", 7)):
-        write_demo_checkpoint(base / name, seed=seed)
-    return base / "old", base / "new"
+    return write_old_and_new(tmp_path_factory.mktemp("demo"))
 
 
 def load(folder: Path, where: str, patch: pytest.MonkeyPatch) -> Generator:
