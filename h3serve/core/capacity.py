@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
 from h3serve.core.cost import GIB, modulation_bytes, step_bytes, text_bytes
 from h3serve.core.errors import CapacityError
+from h3serve.core.geometry import tiles_along
 from h3serve.core.plan import Plan
 
 SLOTS = 100  # of a modulation slab to begin with: the default schedule has 99 timesteps
@@ -61,7 +63,7 @@ class Capacity:
 
 def work_of(plan: Plan, *, tiles: Tiles, value_bytes: int = 2) -> Work:
     """What `plan` needs; a window's tiles are gone when they have been faded into each other."""
-    model, there = plan.model, _tiles_over(plan.canvas)
+    model, there = plan.model, prod(tiles_along(side, tile=TILE, overlap=OVERLAP) for side in plan.canvas)
     encoding = min(there, tiles.encode_batch) * tiles.encode_bytes
     decoding = min(there, tiles.decode_batch) * tiles.decode_bytes
     window = WINDOW_FRAMES * plan.canvas[0] * plan.canvas[1] * 3 * 4
@@ -75,11 +77,6 @@ def work_of(plan: Plan, *, tiles: Tiles, value_bytes: int = 2) -> Work:
             "decode": max(decoding + window, WINDOW_COPIES * window),
         },
     )
-
-
-def _tiles_over(canvas: tuple[int, int]) -> int:
-    columns, rows = (1 + max(0, -(-(length - TILE) // (TILE - OVERLAP))) for length in canvas)
-    return columns * rows
 
 
 def too_much(stage: str, peak: int, *, usable: int, free: int, advice: str = "") -> CapacityError:

@@ -110,3 +110,8 @@ def rows_per_frame(size: Size) -> int:
 
 def _nearest_32(value: float) -> int:
     return max(32, round(value / 32) * 32)
+
+
+def tiles_along(length: int, *, tile: int, overlap: int) -> int:
+    """The fewest tiles that cover `length` with overlaps of at least `overlap` (spec/vae_video.md 5.4)."""
+    return 1 + max(0, -(-(length - tile) // (tile - overlap)))

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from h3serve.core.geometry import tiles_along
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -34,7 +36,7 @@ def split_axis(length: int, *, tile: int, overlap: int, unit: int) -> Axis:
     """
     if length <= tile:
         return Axis(length, (0,), ())
-    seams = -(-(length - tile) // (tile - overlap))
+    seams = tiles_along(length, tile=tile, overlap=overlap) - 1
     units = (tile + seams * (tile - overlap) - length) // unit
     overlaps = [overlap + unit * (units // seams + (i < units % seams)) for i in range(seams)]
     starts = [0]
