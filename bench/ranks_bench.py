@@ -84,10 +84,10 @@ class Bench:
         return seconds
 
     def build(self) -> Engine:
-        """The same random weights on every rank, or the demo model; an encoding is kept nowhere."""
+        """The same random weights on every rank, or `demo-random`; an encoding is kept nowhere."""
         began = self.now()
         if self.options.demo:
-            engine = load_engine(EngineSettings(model="demo", device="cpu"))
+            engine = load_engine(EngineSettings(model="demo-random", device="cpu"))
         else:
             engine = synthetic_engine(self.device)
         weights = engine.denoiser("t2va").transformer.state_dict()

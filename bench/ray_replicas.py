@@ -101,7 +101,7 @@ def main() -> None:
     with postgresql() as url, running_cluster() as (nodes, address):
         store, folder, fatal = JobStore(url), DataFolder(data), []
         rules = WorkerRules(beat_s=1, silent_s=120, restart_s=0.1)
-        settings = ServiceSettings("demo", devices=("cpu",) * REPLICAS, worker=rules)
+        settings = ServiceSettings("demo-random", devices=("cpu",) * REPLICAS, worker=rules)
         ledger = Ledger(store, folder, Metrics())
         supervisor = Supervisor(settings, ledger, on_fatal=fatal.append, command=ray_command(address))
         supervisor.start()

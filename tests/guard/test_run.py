@@ -11,7 +11,7 @@ REQUEST = {"task": "t2va", "prompt": "rain", "target": {"duration_seconds": 4}}
 
 
 def case(case_id="rain", **change):
-    fields = {"partition": "fl2va", "gpus": 0, "model": "demo", "checks": ["frames", "sound", "container"]}
+    fields = {"partition": "fl2va", "gpus": 0, "model": "demo-random", "checks": ["frames", "sound", "container"]}
     return Case(**{"id": case_id, "request": REQUEST, "estimate_s": 1, **fields, **change})
 
 
@@ -113,7 +113,7 @@ def test_an_engine_is_loaded_once_for_cases_that_share_it(setup, clip, sound):
 
     cases = load_cases(["demo"])
     report = run_cases(cases, setup, load_engine=load)
-    assert loads == [("fl2va", "demo"), ("ref2va", "demo")]
+    assert loads == [("fl2va", "demo-random"), ("ref2va", "demo-random")]
     assert len(report.results) == len(cases)
 
 

@@ -55,7 +55,7 @@ def test_ref2va_runs_with_the_sample_clips() -> None:
     fields["conditions"][1]["uri"] = sample("fl2va")  # its sound
     fields["target"]["short_edge"] = 64
     fields["num_inference_steps"] = 1
-    generator = Generator.from_pretrained("demo", device="cpu", partition="ref2va")
+    generator = Generator.from_pretrained("demo-random", device="cpu", partition="ref2va")
     result = generator.generate(fields, keep=("positions", "text"))
     assert result.video.shape == (124, 64, 128, 3)
     assert result.kept["condition_audio_rows"] == 2 * (207 + 207)  # soundtrack, then the sound cut to the target

@@ -15,7 +15,7 @@ TARGET = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
 
 @pytest.fixture(scope="module")
 def generator() -> Generator:
-    return Generator.from_pretrained("demo", device="cpu", partition="ref2va")
+    return Generator.from_pretrained("demo-random", device="cpu", partition="ref2va")
 
 
 @pytest.fixture(scope="module")

@@ -213,6 +213,6 @@ def test_a_port_or_a_folder_in_use_is_one_sentence(server: LiveServer, http: htt
         ({"port": 0, "data": server.data}, "another server is using the data folder"),
     ):
         with pytest.raises(H3Error, match=words):
-            serve(ServiceSettings("demo", **settings), command=["false"])  # type: ignore[arg-type]
+            serve(ServiceSettings("demo-random", **settings), command=["false"])  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
     assert http.get("/health").status_code == 200 and server.data.is_dir()

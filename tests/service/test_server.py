@@ -31,5 +31,5 @@ def test_replies_do_not_wait_for_delayed_acknowledgements() -> None:
 @pytest.mark.usefixtures("no_logs")
 def test_a_failing_start_says_why_and_leaves_nothing(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(H3Error, match=words):
-        serve(ServiceSettings("demo", data=tmp_path / "data", port=0, **settings), command=["false"])
+        serve(ServiceSettings("demo-random", data=tmp_path / "data", port=0, **settings), command=["false"])
     assert list(tmp_path.iterdir()) == []

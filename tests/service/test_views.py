@@ -37,7 +37,7 @@ def test_a_request_can_be_sent_again() -> None:
 @pytest.mark.parametrize(("kept_s", "expires"), [(60.0, 160), (None, None)])
 def test_expiry(kept_s: float | None, expires: int | None) -> None:
     done = dataclasses.replace(JOB, state=State.COMPLETED, finished_at=100.0)
-    settings = ServiceSettings("demo", retention=Retention(files_s=kept_s))
+    settings = ServiceSettings("demo-random", retention=Retention(files_s=kept_s))
     view = job_view(done, settings)
     assert view["expires_at"] == expires and view["completed_at"] == 100
     assert view["seconds"] == "4.458" and view["size"] == "64x32"

@@ -59,7 +59,7 @@ def test_demo_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def make_and_load(cache: Path, start: Barrier, answers: Queue) -> None:
     start.wait()
-    model = locate("demo", "fl2va", cache=cache)
+    model = locate("demo-random", "fl2va", cache=cache)
     load_component(model, "transformer", "fl2va")
     answers.put(model.root)
 
