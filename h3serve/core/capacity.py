@@ -9,13 +9,16 @@ from typing import NamedTuple
 
 from h3serve.core.cost import GIB, modulation_bytes, step_bytes, text_bytes
 from h3serve.core.errors import CapacityError
-from h3serve.core.geometry import tiles_along
+from h3serve.core.geometry import Size, tiles_along
 from h3serve.core.plan import Plan
+from h3serve.core.segments import Segment
 
 SLOTS = 100  # of a modulation slab to begin with: the default schedule has 99 timesteps
 WINDOW_FRAMES = 28  # raw frames of one window of the video VAE, float32
 WINDOW_COPIES = 6  # of a whole window, while its tiles are faded into each other: 5.4 to 5.8 seen
 TILE, OVERLAP = 256, 64  # pixels along each side of the video VAE's tiles
+CHUNK_FRAMES = 17  # of a clip that are encoded at once; a picture is one frame, and 17 times as many tiles go through
+PICTURE_SHARE = 1 / 14  # of the bytes of 17 frames: a convolution pads one frame to three. 1 / 14.9 seen
 SLAB_BYTES = 4 * GIB  # the most that the modulation of one request may take on the device
 
 
@@ -28,7 +31,7 @@ class Work:
 
 
 class Tiles(NamedTuple):
-    """Of the video VAE: bytes of a tile that is encoded, and decoded, and how many go through at once at most."""
+    """Of the video VAE: bytes of a tile that is encoded (17 frames), and decoded, and how many at once at most."""
 
     encode_bytes: int
     decode_bytes: int
@@ -63,20 +66,34 @@ class Capacity:
 
 def work_of(plan: Plan, *, tiles: Tiles, value_bytes: int = 2) -> Work:
     """What `plan` needs; a window's tiles are gone when they have been faded into each other."""
-    model, there = plan.model, prod(tiles_along(side, tile=TILE, overlap=OVERLAP) for side in plan.canvas)
-    encoding = min(there, tiles.encode_batch) * tiles.encode_bytes
-    decoding = min(there, tiles.decode_batch) * tiles.decode_bytes
+    model = plan.model
+    decoding = min(tile_count(plan.canvas), tiles.decode_batch) * tiles.decode_bytes
     window = WINDOW_FRAMES * plan.canvas[0] * plan.canvas[1] * 3 * 4
     projection = model.adaln_params // model.layers * value_bytes
     return Work(
         slab=modulation_bytes(max(SLOTS, plan.timesteps), model, value_bytes),
         stages={
             "encode text": text_bytes(plan.text_tokens, model, value_bytes),
-            "encode conditions": encoding if plan.conditions else 0,
+            "encode conditions": max((encoding_bytes(segment, tiles) for segment in plan.conditions), default=0),
             "denoise": max(step_bytes(plan.rows, model, value_bytes), 3 * projection),
             "decode": max(decoding + window, WINDOW_COPIES * window),
         },
     )
+
+
+def encoding_bytes(condition: Segment, tiles: Tiles) -> int:
+    """Of its tiles in flight; a sound needs less than one of them."""
+    if condition.size is None:
+        return tiles.encode_bytes
+    there = tile_count(condition.size)
+    if condition.latent_frames == 1:
+        return round(min(there, CHUNK_FRAMES * tiles.encode_batch) * tiles.encode_bytes * PICTURE_SHARE)
+    return min(there, tiles.encode_batch) * tiles.encode_bytes
+
+
+def tile_count(size: Size) -> int:
+    """How many tiles the video VAE cuts a picture into."""
+    return prod(tiles_along(side, tile=TILE, overlap=OVERLAP) for side in size)
 
 
 def too_much(stage: str, peak: int, *, usable: int, free: int, advice: str = "") -> CapacityError:

@@ -3,7 +3,8 @@ from dataclasses import asdict
 
 import pytest
 
-from h3serve.core.capacity import Capacity, Tiles, work_of
+from h3serve.core import segments
+from h3serve.core.capacity import Capacity, Tiles, encoding_bytes, work_of
 from h3serve.core.cost import GIB
 from h3serve.core.errors import CapacityError
 from h3serve.core.plan import Plan
@@ -39,6 +40,18 @@ def test_no_more_tiles_are_at_once_than_a_window_has(edge: int, ratio: str, ther
     assert work_of(some, tiles=Tiles(GIB, tile, 50, 50)).stages["decode"] == there * tile + window
     assert work_of(some, tiles=Tiles(GIB, tile, 50, 1)).stages["decode"] == tile + window
     assert work_of(some, tiles=Tiles(GIB, 0, 50, 50)).stages["decode"] == 6 * window
+
+
+def test_what_is_encoded_counts_by_its_own_size() -> None:
+    tiles = Tiles(14 * GIB, 0, encode_batch=4)
+    wide = (1344, 768)
+    assert encoding_bytes(segments.picture((256, 256)), tiles) == GIB
+    assert encoding_bytes(segments.picture(wide), tiles) == encoding_bytes(segments.keyframe(wide, is_last=True), tiles)
+    assert encoding_bytes(segments.picture(wide), tiles) == 28 * GIB
+    assert encoding_bytes(segments.picture((2048, 2048)), tiles) == 68 * GIB  # of 121 tiles
+    assert encoding_bytes(segments.clip((256, 256), 56, 0), tiles) == 14 * GIB
+    assert encoding_bytes(segments.clip(wide, 56, 64_000), tiles) == 4 * 14 * GIB
+    assert encoding_bytes(segments.sound(64_000), tiles) == 14 * GIB
 
 
 def test_it_travels_as_json() -> None:
