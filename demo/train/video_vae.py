@@ -28,7 +28,7 @@ from h3serve.models.video_decoder import rope_table
 from h3serve.models.video_vae import PIXEL_MEAN, PIXEL_STD, VideoVAE, constant
 
 RATE = 1.2e-3
-KL = 5e-4  # per latent number, against the mean absolute error in normalized colours
+KL = 3e-3  # per latent number, against the mean absolute error in normalized colours
 SQUARES = 2.0  # weight of squares beside absolute differences
 EDGES = 0.5  # weight of differences between neighbouring pixels
 THING = 3.0  # what a pixel off the background weighs beyond one on it
