@@ -13,6 +13,7 @@ from demo.train.spectra import magnitudes
 from demo.train.weights import load_audio_vae, statistics
 from demo.world import sample_scene, synthesize
 from h3serve.models.audio_vae import AudioVAE
+from h3serve.weights.demo_sizes import Statistics
 
 HELD_OUT = 900_000_000  # seeds from here on are never trained on
 FRAMES = 107
@@ -21,17 +22,21 @@ Sounds = np.ndarray
 
 
 @torch.no_grad()
-def measure(vae: AudioVAE, curve: Curve, out: Path, *, device: torch.device, count: int) -> None:
+def measure(
+    vae: AudioVAE, curve: Curve, out: Path, *, device: torch.device, count: int, known: Statistics | None = None
+) -> None:
     """Statistics of the latents, then figures of `count` whole sounds, into `curve`; spectrograms of some of them.
 
-    What is measured are the weights as they were saved.
+    What is measured are the weights as they were saved; `known` statistics are those of an encoder left alone.
     """
     file = out / "audio_vae.safetensors"
     load_weights(vae, file)
     vae.eval()
     waves = [synthesize([sample_scene(HELD_OUT + i, frames=FRAMES)], device)[0] for i in range(2 * count)]
-    latents = torch.stack([vae.encode(wave) for wave in waves[count:]])  # [N, 2T, 32]
-    curve.write(statistics=statistics(latents.transpose(1, 2)))
+    if known is None:
+        latents = torch.stack([vae.encode(wave) for wave in waves[count:]])  # [N, 2T, 32]
+        known = statistics(latents.transpose(1, 2))
+    curve.write(statistics=known)
     vae = load_audio_vae(file, device)
     curve.write(silence_peak=float(np.abs(_through(vae, torch.zeros_like(waves[0]))).max()))
     figures, sheets = [], []

@@ -19,11 +19,12 @@ from torch import nn
 from demo.train import alias_free, sizes
 from demo.train.audio_figures import measure
 from demo.train.captured import Captured, Eager
-from demo.train.command import command, rehearse_and_run
+from demo.train.command import command, freeze_encoder, rehearse_and_run
 from demo.train.device import OutOfMemory, fastest, prepare
 from demo.train.loop import Clock, Curve, Every, Trainer, load_weights, save_weights
 from demo.train.scenes import sound_batch
-from demo.train.spectra import spectral_loss
+from demo.train.spectra import likeness, spectral_loss
+from demo.train.weights import read_statistics
 from h3serve.models.audio_decoder import AMPBlock
 from h3serve.models.audio_encoder import ResidualUnit
 from h3serve.models.audio_vae import AudioVAE
@@ -33,6 +34,7 @@ RATE = 2e-3
 NOISE = 0.05  # deviation of the posterior, the same everywhere: one that is learned closes before anything is heard
 SIZE = 1e-4  # weight of the mean square of latents, which would otherwise grow away from the noise
 WAVE = 0.5  # weight of the waveform beside the spectra
+ALIKE = 2.0  # weight of what a held-out sound is judged by
 QUIET = 0.003  # amplitude under which errors are no longer weighed up
 SECONDS = 24  # of one channel in a batch
 Compute = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]  # losses; gradients are left in the parameters
@@ -73,7 +75,8 @@ def losses(vae: AudioVAE, wave: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     size = latents.square().mean()
     error, power = (decoded - wave).square().mean((1, 2)), wave.square().mean((1, 2))
     spectral = spectral_loss(wave[:, 0], decoded[:, 0])
-    loss = spectral + WAVE * (error / (power + QUIET**2)).mean() + SIZE * size
+    alike = likeness(wave[:, 0], decoded[:, 0]).mean()
+    loss = spectral + WAVE * (error / (power + QUIET**2)).mean() + ALIKE * (1 - alike) + SIZE * size
     return loss, spectral.detach(), size.detach()
 
 
@@ -150,9 +153,12 @@ def run(arguments: argparse.Namespace, clock: Clock, out: Path, held_out: int) -
     initialize(vae)
     if arguments.start:
         load_weights(vae, arguments.start)
+    if arguments.only_decoder:
+        freeze_encoder(vae, (vae.dec_in_proj, vae.decoder))
     vae.to(device)
     curve = train(vae, Batches(arguments.seed, arguments.batch_seconds, device), clock, out)
-    measure(vae, curve, out, device=device, count=held_out)
+    known = read_statistics(arguments.start) if arguments.only_decoder else None
+    measure(vae, curve, out, device=device, count=held_out, known=known)
 
 
 if __name__ == "__main__":

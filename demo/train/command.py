@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from torch import nn
 
 from demo.train.loop import Clock
 
@@ -21,7 +23,17 @@ def command(doc: str | None, *, seed: int, reserve: float, held_out: int) -> arg
     parser.add_argument("--held-out", type=int, default=held_out)
     parser.add_argument("--seed", type=int, default=seed)
     parser.add_argument("--start", type=Path, help="weights of an earlier run to go on from")
+    parser.add_argument(
+        "--only-decoder", action="store_true", help="latents stay what they are for --start, and so do denoisers"
+    )
     return parser
+
+
+def freeze_encoder(vae: nn.Module, decoder: Sequence[nn.Module]) -> None:
+    """Leaves gradients to the parts of the decoder alone."""
+    vae.requires_grad_(False)
+    for part in decoder:
+        part.requires_grad_(True)
 
 
 def rehearse_and_run(run: Run, arguments: argparse.Namespace) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
+from torch.nn import functional as F
 
 WINDOWS = (128, 512, 2048)
 FLOOR = 3e-4  # -70 dB of a full-scale sine: what lies under it counts as silence
+LIKENESS_WINDOW, LIKENESS_DEPTH_DB = 2048, 60.0
 QUIET = 3e-4  # mean magnitude under which errors are no longer weighed up
 
 
@@ -26,6 +28,16 @@ def _at(truth: torch.Tensor, sound: torch.Tensor, size: int) -> torch.Tensor:
     linear = ((a - b).square().mean((1, 2)) + 1e-10).sqrt() / (a.square().mean((1, 2)) + QUIET**2).sqrt()
     apart = (a + FLOOR).log() - (b + FLOOR).log()
     return linear.mean() + apart.abs().mean() + 0.2 * apart.square().mean()
+
+
+def likeness(truth: torch.Tensor, sound: torch.Tensor) -> torch.Tensor:
+    """Guard's spectral similarity of float32 [B, n] at 32 kHz, [B]: cosine of spectrograms in dB above -60 dB of
+    the truth's loudest bin. Its windows at 16 kHz are these; what lies above 8 kHz does not count there.
+    """
+    bins = LIKENESS_WINDOW // 4 + 1
+    a, b = (20 * magnitudes(wave, LIKENESS_WINDOW)[:, :bins].flatten(1).log10() for wave in (truth, sound))
+    floor = a.amax(1, keepdim=True) - LIKENESS_DEPTH_DB
+    return F.cosine_similarity((a - floor).relu(), (b - floor).relu())
 
 
 def magnitudes(wave: torch.Tensor, size: int) -> torch.Tensor:

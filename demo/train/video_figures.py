@@ -13,6 +13,7 @@ from demo.train.weights import load_video_vae, statistics
 from demo.world import render, sample_scene
 from demo.world.names import Size
 from h3serve.models.video_vae import VideoVAE, normalize_pixels, to_uint8
+from h3serve.weights.demo_sizes import Statistics
 
 HELD_OUT = 900_000_000  # seeds from here on are never trained on
 FRAMES = 107
@@ -21,18 +22,27 @@ SHOWN = (0, 20, 40, 60, 80, 100)
 
 @torch.no_grad()
 def measure(
-    vae: VideoVAE, curve: Curve, out: Path, *, device: torch.device, count: int, canvases: Sequence[Size]
+    vae: VideoVAE,
+    curve: Curve,
+    out: Path,
+    *,
+    device: torch.device,
+    count: int,
+    canvases: Sequence[Size],
+    known: Statistics | None = None,
 ) -> None:
     """Statistics of the latents, then PSNR of `count` whole clips, into `curve`; a picture of some of them.
 
-    What is measured are the weights as they were saved.
+    What is measured are the weights as they were saved; `known` statistics are those of an encoder left alone.
     """
     file = out / "video_vae.safetensors"
     load_weights(vae, file)
     vae.eval()
     scenes = [sample_scene(HELD_OUT + i, canvas=canvases[i % len(canvases)], frames=FRAMES) for i in range(2 * count)]
-    latents = [_encode(vae, render([scene], device)[0]) for scene in scenes[count:]]
-    curve.write(statistics=statistics(torch.cat([part.flatten(2) for part in latents], dim=2)))
+    if known is None:
+        latents = [_encode(vae, render([scene], device)[0]) for scene in scenes[count:]]
+        known = statistics(torch.cat([part.flatten(2) for part in latents], dim=2))
+    curve.write(statistics=known)
     vae = load_video_vae(file, device)
     figures, rows = [], []
     for scene in scenes[:count]:

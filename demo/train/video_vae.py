@@ -14,15 +14,17 @@ from random import Random
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from demo.train import sizes
 from demo.train.captured import Captured, Eager
-from demo.train.command import command, rehearse_and_run
+from demo.train.command import command, freeze_encoder, rehearse_and_run
 from demo.train.device import OutOfMemory, fastest, prepare
 from demo.train.folded_encoder import moments as folded_moments
 from demo.train.loop import Clock, Curve, Every, Trainer, load_weights, save_weights
 from demo.train.scenes import clip_batch
 from demo.train.video_figures import measure
+from demo.train.weights import read_statistics
 from demo.world.names import small_canvases
 from h3serve.models.video_decoder import rope_table
 from h3serve.models.video_vae import PIXEL_MEAN, PIXEL_STD, VideoVAE, constant
@@ -30,6 +32,7 @@ from h3serve.models.video_vae import PIXEL_MEAN, PIXEL_STD, VideoVAE, constant
 RATE = 1.2e-3
 KL = 3e-3  # per latent number, against the mean absolute error in normalized colours
 SQUARES = 2.0  # weight of squares beside absolute differences
+STRUCTURE = 0.3  # weight of what a given frame is judged by
 EDGES = 0.5  # weight of differences between neighbouring pixels
 THING = 3.0  # what a pixel off the background weighs beyond one on it
 PIXELS = 12 * 96 * 128  # of one frame of all clips of a batch
@@ -73,7 +76,23 @@ def losses(vae: VideoVAE, frames: torch.Tensor, encode: Encode) -> tuple[torch.T
     weight = weights(pixels)
     colour = (error.abs() + SQUARES * error.square()).mul(weight).mean()
     edges = sum(error.diff(dim=dim).abs().mean() for dim in (3, 4))
-    return colour + EDGES * edges + KL * divergence, (error.detach() * std).square().mean(), divergence.detach()
+    alike = structure((decoded * std + mean).clamp(0, 1), pixels * std + mean)
+    loss = colour + EDGES * edges + STRUCTURE * (1 - alike) + KL * divergence
+    return loss, (error.detach() * std).square().mean(), divergence.detach()
+
+
+def structure(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """SSIM of float32 [B,3,D,H,W] in [0, 1], mean over windows of 7 x 7: a flat background has to be flat."""
+    one, other = one.transpose(1, 2).flatten(0, 1), other.transpose(1, 2).flatten(0, 1)
+
+    def mean(values: torch.Tensor) -> torch.Tensor:
+        return F.avg_pool2d(values, 7, stride=1)
+
+    x, y = mean(one), mean(other)
+    spread = mean(one.square() + other.square()) - x.square() - y.square()
+    shared = mean(one * other) - x * y
+    small, large = 0.01**2, 0.03**2
+    return ((2 * x * y + small) * (2 * shared + large) / ((x * x + y * y + small) * (spread + large))).mean()
 
 
 def weights(pixels: torch.Tensor) -> torch.Tensor:
@@ -143,15 +162,15 @@ def train(vae: VideoVAE, batches: Batches, clock: Clock, out: Path) -> Curve:
             psnr = -10.0 * mse.log10().item()
             curve.add(s=clock.elapsed, step=trainer.steps, loss=loss.item(), psnr=psnr, kl=divergence.item())
         if minute():
-            save_weights(trainer.average, out / "video_vae.safetensors")
-    save_weights(trainer.average, out / "video_vae.safetensors")
+            save_weights(dict(vae.named_parameters()) | trainer.average, out / "video_vae.safetensors")
+    save_weights(dict(vae.named_parameters()) | trainer.average, out / "video_vae.safetensors")
     curve.write(steps=trainer.steps, skipped=trainer.skipped, seconds=clock.elapsed, pixels=batches.pixels)
     return curve
 
 
 def choose_way(vae: VideoVAE, frames: torch.Tensor) -> tuple[str, Compute]:
     """The quickest way on this device to compute losses and gradients, and its name."""
-    device, trained = frames.device, list(vae.parameters())
+    device, trained = frames.device, [p for p in vae.parameters() if p.requires_grad]
 
     def losses_by(encode: Encode, frames: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
@@ -183,10 +202,13 @@ def run(arguments: argparse.Namespace, clock: Clock, out: Path, held_out: int) -
     initialize(vae)
     if arguments.start:
         load_weights(vae, arguments.start)
+    if arguments.only_decoder:
+        freeze_encoder(vae, (vae.post_quant_conv, vae.decoder))
     vae.to(device)
     batches = Batches(arguments.seed, arguments.pixels, arguments.max_area, device)
     curve = train(vae, batches, clock, out)
-    measure(vae, curve, out, device=device, count=held_out, canvases=batches.canvases)
+    known = read_statistics(arguments.start) if arguments.only_decoder else None
+    measure(vae, curve, out, device=device, count=held_out, canvases=batches.canvases, known=known)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,21 @@
 """Training the audio VAE: what it trains is what h3serve runs, and a few steps leave a usable file."""
 
+import argparse
 import json
 from random import Random
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from demo.train import audio_vae, sizes
 from demo.train.audio_figures import compare, measure
-from demo.train.loop import Clock
+from demo.train.loop import Clock, save_weights
 from demo.train.scenes import sound_batch
-from demo.train.spectra import spectral_loss
+from demo.train.spectra import likeness, spectral_loss
 from demo.train.weights import load_audio_vae
+from h3serve.guard.sound import spectral_similarity
 from h3serve.models.audio_vae import AudioVAE
 
 CPU = torch.device("cpu")
@@ -31,6 +34,15 @@ def test_spectral_loss_hears_pitch_and_silence() -> None:
     assert spectral_loss(tone, tone) < 1e-3
     assert spectral_loss(tone, near) < spectral_loss(tone, far)
     assert spectral_loss(torch.zeros(1, 16000), 0.001 * torch.randn(1, 16000)) > 0.1
+
+
+def test_likeness_is_what_guard_says() -> None:
+    wave = sound_batch(Random(2), 2, 4, CPU)[0]
+    low = torch.nn.functional.avg_pool1d(torch.randn_like(wave), 15, 1, 7)  # guard halves the rate without a filter
+    for noise in (0.0, 0.001, 0.01):
+        sound = wave + noise * low
+        judged = spectral_similarity(wave[0, ::2].numpy(), sound[0, ::2].numpy())
+        assert float(likeness(wave, sound)) == pytest.approx(judged, abs=0.02)
 
 
 def test_first_sound_is_neither_loud_nor_silent() -> None:
@@ -62,3 +74,19 @@ def test_a_few_steps_leave_a_usable_file(tmp_path) -> None:
     loaded = load_audio_vae(tmp_path / "audio_vae.safetensors")
     assert list(loaded.config.latents_std) == pytest.approx(facts["statistics"]["latents_std"])
     assert (tmp_path / "audio_vae.png").is_file()
+
+
+def test_a_decoder_alone_leaves_all_latents_alone(tmp_path) -> None:
+    torch.manual_seed(0)
+    vae = AudioVAE(sizes.audio_vae_config())
+    audio_vae.initialize(vae)
+    start = tmp_path / "start" / "audio_vae.safetensors"
+    save_weights(dict(vae.named_parameters()), start)
+    given = {"latents_mean": [0.5] * 32, "latents_std": [2.0] * 32}
+    start.with_suffix(".json").write_text(json.dumps({"statistics": given}))
+    words = argparse.Namespace(seed=1, start=start, only_decoder=True, batch_seconds=2)
+    audio_vae.run(words, Clock(2.0), tmp_path, 1)
+    assert json.loads((tmp_path / "audio_vae.json").read_text())["statistics"] == given
+    before, after = load_file(start), load_file(tmp_path / "audio_vae.safetensors")
+    changed = {name.split(".")[0] for name, tensor in after.items() if not tensor.equal(before[name])}
+    assert changed == {"dec_in_proj", "decoder"}
