@@ -68,6 +68,7 @@ class Mp4Writer:
         self._video.width, self._video.height, self._video.pix_fmt = width, height, "yuv420p"
         self._video.options = {"crf": str(crf), "preset": preset}
         context = self._video.codec_context
+        context.thread_type = "FRAME"  # PyAV's own choice, slices, makes files larger the more cores there are
         context.colorspace, context.color_range = Colorspace.ITU709, ColorRange.MPEG
         context.color_primaries, context.color_trc = ColorPrimaries.BT709, ColorTrc.BT709
         self._audio = box.add_stream("aac", rate=SAMPLE_RATE, layout="stereo")
