@@ -47,7 +47,8 @@ def _misfit(track: Track, frame: int, shape: str) -> float:
         for stretch in STRETCHES
         for blur in BLURS
     )
-    return min(float(np.square(cover - np.where(d > FAINT, d, 0)).sum()) for d in drawings) / float(cover.sum())
+    covered = max(1.0, float(cover.sum()))  # between blobs of noise there is nothing
+    return min(float(np.square(cover - np.where(d > FAINT, d, 0)).sum()) for d in drawings) / covered
 
 
 def radii(track: Track, shape: str) -> Floats:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import ndimage
 
 from demo.degrade import degrade_audio, degrade_video
 from demo.detect import hear, see
@@ -78,6 +79,11 @@ def test_noise_alone_is_no_crash() -> None:
     random = np.random.default_rng(0)
     see(random.integers(0, 255, (107, 64, 64, 3), dtype=np.uint8))
     hear(random.normal(0, 0.1, (2, 142_400)).astype(np.float32))
+
+
+def test_blobs_everywhere() -> None:
+    noise = ndimage.gaussian_filter(np.random.default_rng(0).standard_normal((24, 64, 96, 3)), (1, 2, 2, 0))
+    see(np.clip(128 + 300 * noise, 0, 255).astype(np.uint8))
 
 
 @pytest.mark.parametrize("what", ["mirrored", "swapped channels", "late sound", "an octave up"])
