@@ -8,7 +8,7 @@ from pathlib import Path
 from h3serve.core.errors import CheckpointError
 from h3serve.core.tasks import Partition
 
-# "demo" is the best demo there is, "demo-random" the one with random weights; so far they are one.
+# "demo" is the trained one, "demo-random" the one with random weights.
 DEMOS = ("demo", "demo-random")
 PARTITION_FOLDERS: dict[str, Partition] = {"FL2VA": "fl2va", "Ref2VA": "ref2va"}  # of the original layout
 TRANSFORMERS: dict[Partition, str] = {"fl2va": "transformer", "ref2va": "transformer_ref"}  # of the diffusers layout

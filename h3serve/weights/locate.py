@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 from h3serve.core.errors import OutputError, RequestError
 from h3serve.core.model_name import DEMOS, check_model, is_hub_id
 from h3serve.core.tasks import Partition
 from h3serve.weights.demo import write_demo_checkpoint
+from h3serve.weights.demo_trained import CONFIG, TRAINED, write_trained_checkpoint
 from h3serve.weights.hub import download
+from h3serve.weights.index import read_json
 from h3serve.weights.layout import ModelFolder, open_folder
+
+# Beside demo*.py and the networks, what decides what is written.
+_WRITERS = ("components.py", "probes.py", "record.py", "save.py")
 
 
 def locate(
@@ -18,15 +24,15 @@ def locate(
 ) -> ModelFolder:
     """Open a model, fetched or made first if need be, that holds `partition` (None: whatever is there).
 
-    A folder never touches the network; of a hub id without `partition` the FL2VA one is fetched. The
-    demo is written into `cache` (default `~/.cache/h3serve`) on first use. CheckpointError if it cannot
-    be found or lacks the partition.
+    A folder never touches the network; of a hub id without `partition` the FL2VA one is fetched. A demo,
+    trained ("demo") or not ("demo-random"), is written into `cache` (default `~/.cache/h3serve`) on first
+    use. CheckpointError if it cannot be found or lacks the partition.
     """
     if revision is not None and (model in DEMOS or not is_hub_id(model) or Path(model).is_dir()):
         raise RequestError("revision", revision, f"only a hub id has revisions, {model} is none")
     check_model(model)
     if model in DEMOS:
-        folder = open_folder(demo_folder(cache or Path.home() / ".cache" / "h3serve"))
+        folder = open_folder(demo_folder(model, cache or Path.home() / ".cache" / "h3serve"))
     elif Path(model).expanduser().is_dir():
         folder = open_folder(Path(model))
     else:
@@ -36,20 +42,25 @@ def locate(
     return folder
 
 
-def demo_folder(cache: Path) -> Path:
-    """The demo checkpoint, written on first use; several processes may ask at once."""
-    folder = cache / f"demo-random-{_code_digest()}"
+def demo_folder(model: str, cache: Path) -> Path:
+    """The checkpoint of a demo, written on first use; several processes may ask at once."""
+    folder = cache / f"{model}-{_digest(model)}"
     if not folder.is_dir():
         try:
-            write_demo_checkpoint(folder)
+            if model == "demo":
+                write_trained_checkpoint(folder, TRAINED)
+            else:
+                write_demo_checkpoint(folder)
         except (RequestError, OutputError):  # another process was faster, or it really failed
             if not folder.is_dir():
                 raise
     return folder
 
 
-def _code_digest() -> str:
-    """Of the code that decides what the demo holds: an older demo is never taken for this one's."""
+def _digest(model: str) -> str:
+    """Of the code and packed weights that decide what a demo holds: an older one is never taken for this one's."""
     room = Path(__file__).parent
-    files = sorted([*room.glob("demo*.py"), *(room.parent / "models").glob("*.py")])
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+    files = [*room.glob("demo*.py"), *(room / name for name in _WRITERS), *(room.parent / "models").glob("*.py")]
+    code = b"".join(file.read_bytes() for file in sorted(files))
+    manifest = read_json(TRAINED / CONFIG) if model == "demo" else None
+    return hashlib.sha256(code + json.dumps(manifest).encode()).hexdigest()[:12]

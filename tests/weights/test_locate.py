@@ -1,8 +1,10 @@
-"""Folder, hub id or demo; and the demo made once, however many ask."""
+"""Folder, hub id or demo; and each demo made once, however many ask."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import shutil
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -10,9 +12,13 @@ from pathlib import Path
 import pytest
 
 from h3serve.core.errors import CheckpointError, OutputError, RequestError
+from h3serve.core.model_name import DEMOS
 from h3serve.weights import locate as module
-from h3serve.weights.components import load_component
+from h3serve.weights.components import RECIPES, load_component
+from h3serve.weights.demo_trained import CONFIG, TRAINED
 from h3serve.weights.locate import demo_folder, locate
+
+WRITERS = {"demo": "write_trained_checkpoint", "demo-random": "write_demo_checkpoint"}
 
 
 def test_a_folder(original: Path) -> None:
@@ -46,29 +52,40 @@ def test_nothing_of_that_name(model: str) -> None:
 
 
 def test_revision_is_for_hub_ids(original: Path) -> None:
-    for model in ("demo", str(original)):
+    for model in (*DEMOS, str(original)):
         with pytest.raises(RequestError, match="revision: 'v1' .* only a hub id has revisions"):
             locate(model, "fl2va", revision="v1")
 
 
-def test_demo_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = locate("demo", "fl2va", cache=tmp_path)
-    monkeypatch.setattr(module, "write_demo_checkpoint", lambda _: pytest.fail("written twice"))
-    assert locate("demo-random", "ref2va", cache=tmp_path).root == first.root
+@pytest.mark.parametrize("demo", DEMOS)
+def test_a_demo_is_made_once(demo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = locate(demo, "fl2va", cache=tmp_path)
+    for writer in WRITERS.values():
+        monkeypatch.setattr(module, writer, lambda *_: pytest.fail("written twice"))
+    assert locate(demo, "ref2va", cache=tmp_path).root == first.root
+    assert [folder.name.rpartition("-")[0] for folder in tmp_path.iterdir()] == [demo]
 
 
-def make_and_load(cache: Path, start: Barrier, answers: Queue) -> None:
+def test_every_network_of_the_two_demos_differs(tmp_path: Path) -> None:
+    """In size, too: nothing that is measured of one is of the other."""
+    trained, random = (locate(demo, "fl2va", cache=tmp_path) for demo in ("demo", "demo-random"))
+    for name in RECIPES:
+        assert trained.component(name, "fl2va").config != random.component(name, "fl2va").config
+
+
+def make_and_load(demo: str, cache: Path, start: Barrier, answers: Queue) -> None:
     start.wait()
-    model = locate("demo-random", "fl2va", cache=cache)
+    model = locate(demo, "fl2va", cache=cache)
     load_component(model, "transformer", "fl2va")
     answers.put(model.root)
 
 
-def test_two_processes_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("demo", DEMOS)
+def test_two_processes_at_once(demo: str, tmp_path: Path) -> None:
     """Both get a whole checkpoint, one folder is left, and nothing temporary."""
     context = multiprocessing.get_context("fork")  # nothing to import anew
     start, answers = context.Barrier(2), context.Queue()
-    running = [context.Process(target=make_and_load, args=(tmp_path, start, answers)) for _ in range(2)]
+    running = [context.Process(target=make_and_load, args=(demo, tmp_path, start, answers)) for _ in range(2)]
     for process in running:
         process.start()
     roots = [answers.get(timeout=120) for _ in running]
@@ -77,16 +94,45 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     assert roots == list(tmp_path.iterdir()) * 2
 
 
-def test_losing_the_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def beaten(folder: Path) -> None:
+@pytest.mark.parametrize("demo", DEMOS)
+def test_losing_the_race(demo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def beaten(folder: Path, *_: object) -> None:
         folder.mkdir()
         raise OutputError("not empty")
 
-    monkeypatch.setattr(module, "write_demo_checkpoint", beaten)
-    assert demo_folder(tmp_path).is_dir()
+    monkeypatch.setattr(module, WRITERS[demo], beaten)
+    assert demo_folder(demo, tmp_path).is_dir()
 
 
-def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("demo", DEMOS)
+def test_a_cache_that_cannot_be_written(demo: str, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(OutputError, match="could not be written"):
-        demo_folder(tmp_path / "cache")
+        demo_folder(demo, tmp_path / "cache")
+
+
+@pytest.fixture
+def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the packed weights, to be changed, which `locate` takes for the package's."""
+    folder = shutil.copytree(TRAINED, tmp_path / "packed")
+    monkeypatch.setattr(module, "TRAINED", folder)
+    return folder
+
+
+def test_other_weights_make_another_demo(packed: Path, tmp_path: Path) -> None:
+    before = [demo_folder(demo, tmp_path / "cache") for demo in DEMOS]
+    manifest = json.loads((packed / CONFIG).read_text())
+    (packed / CONFIG).write_text(json.dumps({**manifest, "made": "anew"}))
+    after = [demo_folder(demo, tmp_path / "cache") for demo in DEMOS]
+    assert [one == other for one, other in zip(before, after, strict=True)] == [False, True]
+
+
+def test_a_damaged_package_leaves_nothing(packed: Path, tmp_path: Path) -> None:
+    with (packed / "video_vae.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(CheckpointError, match="is not what was packed"):
+        locate("demo", "fl2va", cache=tmp_path / "cache")
+    (packed / CONFIG).unlink()
+    with pytest.raises(CheckpointError, match="config.json is missing"):
+        locate("demo", "fl2va", cache=tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
