@@ -1,7 +1,11 @@
-"""Contact sheets: frames, waveform, spectrogram and prompt of clips, as one PNG to look at."""
+"""Contact sheets: frames, waveform, spectrogram and prompt of clips, as one PNG to look at.
+
+python -m demo.sheet CLIP.npz [...] --out sheet.png [--text PROMPT]     # clips from `h3serve generate --out CLIP.npz`
+"""
 
 from __future__ import annotations
 
+import argparse
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,3 +69,17 @@ def _spectrogram(audio: NDArray[np.float32]) -> Pixels:
     grey = 255 * (1 - np.clip((decibel - 40 + DEPTH_DB) / DEPTH_DB, 0, 1))
     picture = Image.fromarray(grey[::-1].astype(np.uint8)).resize((WIDTH, SPECTRUM_HEIGHT))
     return np.repeat(np.asarray(picture)[..., None], 3, 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clips", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--text", default="", help="above each of them")
+    given = parser.parse_args()
+    arrays = [np.load(file) for file in given.clips]
+    sheet([(clip["video"], clip["audio"], given.text) for clip in arrays], given.out)
+
+
+if __name__ == "__main__":
+    main()
