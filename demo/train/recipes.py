@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from random import Random
 
@@ -47,13 +47,22 @@ class Recipe:
     frames: int
 
 
-def recipes(seed: int, *, canvases: tuple[Size, ...] = (), seconds: dict[int, float] | None = None) -> Iterator[Recipe]:
-    """Without an end; small canvases come more often and more to a portion: two thirds have a short edge of 64."""
+def recipes(
+    seed: int,
+    *,
+    canvases: tuple[Size, ...] = (),
+    seconds: dict[int, float] | None = None,
+    kinds: Collection[str] = tuple(SHARES),
+) -> Iterator[Recipe]:
+    """Of these kinds, without an end; small canvases come more often and more to a portion: two thirds have a short
+    edge of 64.
+    """
     random, lengths = Random(seed), seconds or SECONDS
+    families = {family: share for family, share in FAMILIES.items() if family in kinds}
     sizes = canvases or small_canvases()
     weights = [(w * h) ** -0.6 for w, h in sizes]
     while True:
-        (family,) = random.choices(list(FAMILIES), list(FAMILIES.values()))
+        (family,) = random.choices(list(families), list(families.values()))
         (canvas,) = random.choices(sizes, weights)
         (length,) = random.choices(list(lengths), list(lengths.values()))
         yield Recipe(family, canvas, frames_of(length))

@@ -23,6 +23,7 @@ class Settings:
     rate: float
     weights: Path
     state: Path
+    start: Path | None
     out: Path
     seed: int
     clips: int
@@ -46,6 +47,7 @@ def read_arguments(description: str | None, words: list[str] | None = None) -> S
         "--weights", type=Path, default=Path("demo/weights"), help="folder of the trained VAEs, or untrained"
     )
     parser.add_argument("--state", type=Path, default=Path("/tmp/h3"), help="what a later command goes on from")
+    parser.add_argument("--start", type=Path, help="packed weights that stage 2 goes on from, not from stage 1's state")
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--clips", type=int, default=1 << 30, help="at most, on each rank")

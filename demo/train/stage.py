@@ -6,6 +6,7 @@ Stage 2: the encoder stays; one GPU goes on with t2va and fl2va, the other one w
     python -m demo.train.stage --stage 1 --gpus 2 --data-seconds 110 --seconds 400 --until 0.42 --out out
     python -m demo.train.stage --stage 1 --gpus 2 --seconds 480 --data-seconds 40 --out out
     python -m demo.train.stage --stage 2 --gpus 2 --seconds 480 --out out
+    python -m demo.train.stage --stage 2 --gpus 2 --seconds 400 --data-seconds 90 --start h3serve/weights/trained
 
 What a later command goes on from is in `--state`; `--weights` is the folder with the trained VAEs.
 """
@@ -13,9 +14,11 @@ What a later command goes on from is in `--state`; `--weights` is the folder wit
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer as Backend
 
 from demo.train import ranks, sizes
@@ -29,15 +32,19 @@ from demo.train.session import WORKERS, Run, Session
 from demo.train.settings import Settings, read_arguments
 from demo.train.text import caption_tokenizer, new_encoder
 from demo.train.weights import load_audio_vae, load_video_vae
+from h3serve.core.tasks import Partition
 from h3serve.models.audio_vae import AudioVAE
 from h3serve.models.denoiser import to_compute_dtype
 from h3serve.models.video_vae import VideoVAE
 from h3serve.weights import demo_weights
 from h3serve.weights.demo_tokenizer import write_tokenizer
+from h3serve.weights.demo_trained import TOKENIZER, file_names
+from h3serve.weights.probes import key
 from h3serve.weights.tokenizer import load_tokenizer
 
 UNTRAINED = Path("untrained")
-PARTS = {0: ("fl2va", SCENE_KINDS), 1: ("ref2va", REFERENCE_KINDS)}  # of stage 2, by rank
+# Of stage 2, by rank.
+PARTS: dict[int, tuple[Partition, tuple[str, ...]]] = {0: ("fl2va", SCENE_KINDS), 1: ("ref2va", REFERENCE_KINDS)}
 REMAINING = 0.3  # of the rate at the end of stage 1
 RESTART = 0.35  # of the rate at the begin of stage 2
 
@@ -88,50 +95,65 @@ def load_vaes(folder: Path, device: torch.device) -> tuple[VideoVAE, AudioVAE]:
 
 
 def shared_tokenizer(rank: int, settings: Settings) -> Backend:
-    """Made once, by the first rank."""
+    """Made or taken from packed weights once, by the first rank."""
     folder = settings.state / "tokenizer"
     if rank == 0:
         settings.out.mkdir(parents=True, exist_ok=True)
         if not folder.exists():
-            write_tokenizer(caption_tokenizer(sample_captions()), folder)
+            start = settings.start
+            made = Backend.from_file(str(start / TOKENIZER)) if start else caption_tokenizer(sample_captions())
+            write_tokenizer(made, folder)
         shutil.copy(folder / "tokenizer.json", settings.out)
     ranks.wait_for_all()
     return Backend.from_file(str(folder / "tokenizer.json"))
 
 
 def first_stage(run: Run) -> Session:
-    add_data(run)
+    add_data(run, tuple(SHARES))
     rate = run.settings.rate
     return Session(run, "stage1", SHARES, together=True, peak=rate, last=REMAINING * rate)
 
 
 def second_stage(run: Run) -> Session:
-    """From the averages of stage 1, each rank by itself."""
-    settings = run.settings
-    first = torch.load(settings.state / "stage1.pt", map_location=run.device, weights_only=False)
-    FlatAdam(run.trainee).use(first["optimizer"]["average"])
+    """From the averages of stage 1, or from packed weights with data of its own; each rank by itself."""
+    settings, (name, kinds) = run.settings, PARTS[run.rank]
+    if settings.start:
+        load_packed(run.trainee, settings.start, name)
+        add_data(run, kinds)
+    else:
+        first = torch.load(settings.state / "stage1.pt", map_location=run.device, weights_only=False)
+        FlatAdam(run.trainee).use(first["optimizer"]["average"])
+        run.buckets = load_buckets(sorted(settings.state.glob("data*_*.pt")), run.device, kinds)
     run.trainee.encoder.requires_grad_(False)
-    name, kinds = PARTS[run.rank]
-    run.buckets = load_buckets(sorted(settings.state.glob("data*_*.pt")), run.device, kinds)
     shares = {kind: SHARES[kind] for kind in kinds}
     return Session(run, f"stage2_{name}", shares, together=False, peak=RESTART * settings.rate, last=0.0)
 
 
-def add_data(run: Run) -> None:
-    """The rank's data: what earlier commands left, and more if this one has time for it."""
+def load_packed(trainee: Trainee, folder: Path, partition: Partition) -> None:
+    """What `demo.write` packed; decoder layers that add nothing are not in the encoder's file."""
+    files = file_names()
+    trainee.denoiser.load_state_dict(load_file(folder / files[key("transformer", partition)]))
+    found = trainee.encoder.load_state_dict(load_file(folder / files["text_encoder"]), strict=False)
+    assert not found.unexpected_keys, found.unexpected_keys
+
+
+def add_data(run: Run, kinds: Collection[str]) -> None:
+    """The rank's data of these kinds: what earlier commands left, and more if this one has time for it."""
     settings = run.settings
     files = sorted(settings.state.glob(f"data{run.rank}_*.pt"))
     if settings.data_seconds:
         part, clock = len(files), Clock(settings.data_seconds)
         maker = Maker(run.encoders, run.trainee.encoder, run.tokenizer, seed=100 * part + run.rank)
         lengths = dict.fromkeys(settings.lengths, 1.0) or None
-        wanted = recipes(1000 * settings.seed + 100 * part + run.rank, canvases=settings.canvases, seconds=lengths)
+        wanted = recipes(
+            1000 * settings.seed + 100 * part + run.rank, canvases=settings.canvases, seconds=lengths, kinds=kinds
+        )
         first = FIRST_SEED + (settings.seed << 31) + (run.rank << 28) + (part << 24)
         maker.fill(wanted, clock, first_seed=first, most=settings.clips, workers=WORKERS)
         run.buckets = maker.buckets()
         save_buckets(run.buckets, settings.state / f"data{run.rank}_{part}.pt")
         run.say(f"{maker.clips} clips in {len(run.buckets)} buckets after {clock.elapsed:.1f} s")
-    run.buckets += load_buckets(files, run.device, SHARES)
+    run.buckets += load_buckets(files, run.device, kinds)
     counts = {kind: sum(len(b) for b in run.buckets if b.kind == kind) for kind in SHARES}
     run.say(f"samples: {counts}")
 

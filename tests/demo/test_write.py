@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from demo.train import denoiser_sizes, sizes
+from demo.train.denoiser import Trainee, new_denoiser
 from demo.train.loop import save_weights
+from demo.train.stage import load_packed
+from demo.train.text import new_encoder
 from demo.write import pack
 from h3serve.core.errors import CheckpointError
 from h3serve.models.audio_vae import AudioVAE
@@ -113,3 +116,14 @@ def test_a_missing_tensor(packed: Path, tmp_path: Path) -> None:
     (other / "config.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match=r"encoder\.block\.0\.weight_g is missing"):
         write_trained_checkpoint(tmp_path / "demo", other)
+
+
+@pytest.mark.parametrize("partition", ["fl2va", "ref2va"])
+def test_training_goes_on_from_packed_weights(networks, packed: Path, partition) -> None:
+    trainee = Trainee(new_encoder(build_tokenizer(), seed=5), new_denoiser(seed=5))
+    load_packed(trainee, packed, partition)
+    for module, name in ((trainee.encoder, "text_encoder"), (trainee.denoiser, f"transformer/{partition}")):
+        expected = dict(networks[name].named_parameters())
+        for key, value in module.named_parameters():
+            if expected[key].any():  # layers that add nothing are not in the file
+                assert torch.equal(value, expected[key].bfloat16().float()), key
