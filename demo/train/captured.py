@@ -6,10 +6,12 @@ A step of these small networks is thousands of kernels, and to launch them one b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+Results = TypeVar("Results")
 Losses = Callable[[Tensor], tuple[Tensor, ...]]  # of a batch; the first one is to be made small
 WARM_UP = 3  # runs before a graph is captured, so that kernels are chosen and constants made
 
@@ -51,20 +53,27 @@ class Captured:
 
     def _capture(self, batch: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, tuple[Tensor, ...]]:
         held = batch.clone()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                self._run(held)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            results = self._run(held)
+        graph, results = record(lambda: self._run(held), pool=self.pool)
         return graph, held, results
 
     def _run(self, batch: Tensor) -> tuple[Tensor, ...]:
         torch._foreach_zero_(self.gradients)
         return _with_gradients(self.losses, batch)
+
+
+def record(run: Callable[[], Results], **options: Any) -> tuple[torch.cuda.CUDAGraph, Results]:
+    """`run` as a graph of the current device, and what it gives: tensors that every replay fills anew."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, **options):
+        results = run()
+    return graph, results
 
 
 def _with_gradients(losses: Losses, batch: Tensor) -> tuple[Tensor, ...]:

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from demo.train.batches import Plan
+from demo.train.captured import record
 from demo.train.denoiser import Kernels, Noised, Trainee, losses, padded
 from demo.train.text import Seen
-
-WARM_UPS = 3
 
 
 class Replayed:
@@ -58,16 +57,7 @@ class Replayed:
         """None on a CPU, where every call runs the same lines anew."""
         if device.type != "cuda":
             return None
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UPS):
-                self._run()
-        torch.cuda.current_stream(device).wait_stream(stream)
-        torch.cuda.synchronize(device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others' threads, as NCCL's, may go on
-            self.result = self._run()
+        graph, self.result = record(self._run, capture_error_mode="thread_local")  # others' threads, as NCCL's, go on
         return graph
 
     def _run(self) -> Tensor:
