@@ -26,6 +26,12 @@ from demo.evaluation.rows import ROWS, Case, cases
 from demo.evaluation.table import as_json, markdown
 from h3serve import Generator
 
+HEADING = """# What the demo checkpoint gets right
+
+`python -m demo.evaluate`: detectors over held-out prompts. A column is a run: model, evaluations of a clip, and what
+else was set (quality, device, planted fault); examples are the first of each row. docs/demo.md says what is right.
+
+"""
 DEFAULT_ROWS = tuple(name for name in ROWS if name != "large")
 
 
@@ -122,7 +128,7 @@ def main() -> None:
     runs = {label: read(arguments.cache / label, arguments.count) for label in labels}
     print(table := markdown(runs))
     if arguments.out:
-        arguments.out.with_suffix(".md").write_text(table)
+        arguments.out.with_suffix(".md").write_text(HEADING + table)
         arguments.out.with_suffix(".json").write_text(json.dumps(as_json(runs), indent=1) + "\n")
 
 
