@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> None:
     index, shards = (int(part) for part in arguments.shard.split("/"))
     maker: Maker | None = None
     with FAULTS[arguments.fault].code() if arguments.fault else nullcontext():
-        for row in arguments.rows:
+        for row in arguments.rows or DEFAULT_ROWS:
             (folder / row).mkdir(parents=True, exist_ok=True)
             for number, case in enumerate(cases(ROWS[row], arguments.count)):
                 file = folder / row / f"{number:03d}.json"
@@ -86,9 +87,9 @@ def run(arguments: argparse.Namespace, folder: Path) -> None:
                 print(row, number, f"{result['seconds']:.1f} s", flush=True)
 
 
-def read(folder: Path, count: int) -> dict[str, list[dict[str, Any]]]:
+def read(folder: Path, count: int, rows: Collection[str]) -> dict[str, list[dict[str, Any]]]:
     """The kept figures of a run, at most `count` a row."""
-    found = {row: sorted((folder / row).glob("*.json"))[:count] for row in ROWS}
+    found = {row: sorted((folder / row).glob("*.json"))[:count] for row in ROWS if row in rows}
     return {row: [json.loads(file.read_text()) for file in files] for row, files in found.items() if files}
 
 
@@ -102,7 +103,7 @@ def label_of(arguments: argparse.Namespace) -> str:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--rows", type=lambda text: text.split(","), default=list(DEFAULT_ROWS), help=",".join(ROWS))
+    parser.add_argument("--rows", type=lambda text: text.split(","), help=",".join(ROWS))
     parser.add_argument("--count", type=int, default=100, help="examples a row")
     parser.add_argument("--steps", type=int, default=20, help="evaluations a clip")
     parser.add_argument("--device", default="cpu")
@@ -115,7 +116,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--show", type=lambda text: text.split(","), help="runs to print beside one another")
     parser.add_argument("--out", type=Path, help="PREFIX.md and PREFIX.json")
     arguments = parser.parse_args()
-    if unknown := set(arguments.rows) - set(ROWS):
+    if unknown := set(arguments.rows or ()) - set(ROWS):
         parser.error(f"no rows {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
     return arguments
 
@@ -125,7 +126,7 @@ def main() -> None:
     labels = arguments.show or [label_of(arguments)]
     if not arguments.show:
         run(arguments, arguments.cache / labels[0])
-    runs = {label: read(arguments.cache / label, arguments.count) for label in labels}
+    runs = {label: read(arguments.cache / label, arguments.count, arguments.rows or ROWS) for label in labels}
     print(table := markdown(runs))
     if arguments.out:
         arguments.out.with_suffix(".md").write_text(HEADING + table)

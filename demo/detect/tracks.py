@@ -75,8 +75,8 @@ def find_tracks(video: Pixels) -> tuple[list[Track], int]:
     if count == 1:
         return [_track(away, ground, masks)], 1
     middle = np.arange(video.shape[2]) >= video.shape[2] / 2
-    tracks = [_track(away, ground, masks & half) for half in (~middle, middle)]
-    return [track for track in tracks if track.colour], count
+    halves = (masks & half for half in (~middle, middle))
+    return [_track(away, ground, half) for half in halves if half.any()], count
 
 
 def _blobs(frame: Masks, least: float) -> Iterator[Masks]:
@@ -104,8 +104,6 @@ def _track(away: NDArray[np.float32], ground: NDArray[np.float32], mask: Masks) 
 def _colour(away: NDArray[np.float32], ground: NDArray[np.float32], mask: Masks) -> str:
     """Of the third of the pixels that lie furthest from the background: edges are mixtures."""
     pixels = away[mask]
-    if not len(pixels):
-        return ""
     distance = np.linalg.norm(pixels, axis=1)
     core = pixels[distance >= np.quantile(distance, 0.67)]
     return nearest(np.median(core, axis=0) + ground, COLOURS)

@@ -81,6 +81,14 @@ def test_noise_alone_is_no_crash() -> None:
     hear(random.normal(0, 0.1, (2, 142_400)).astype(np.float32))
 
 
+def test_two_things_in_one_half_are_one_track() -> None:
+    video = np.full((24, 64, 96, 3), (15, 20, 85), np.uint8)
+    video[:, 8:20, 8:20] = video[:, 40:52, 8:20] = (220, 40, 40)
+    seen = see(video)
+    assert seen.count == 2
+    assert seen.colours == ("red",)
+
+
 def test_blobs_everywhere() -> None:
     noise = ndimage.gaussian_filter(np.random.default_rng(0).standard_normal((24, 64, 96, 3)), (1, 2, 2, 0))
     see(np.clip(128 + 300 * noise, 0, 255).astype(np.uint8))

@@ -151,4 +151,12 @@ def test_every_row_through_the_engine(row: str, run: Any, monkeypatch: pytest.Mo
     folder = run("--rows", row, "--count", str(count), "--steps", "20") / "demo-20"
     assert [request.num_inference_steps for request in stand_in.asked] == [ROWS[row].steps or 20] * count
     lines = [line for line in LINES if line.row == row]
-    assert lines and all(line.value(evaluate.read(folder, count)) == 1.0 for line in lines)
+    assert lines and all(line.value(evaluate.read(folder, count, [row])) == 1.0 for line in lines)
+
+
+def test_only_the_rows_asked_for_are_read(tmp_path: Path) -> None:
+    for row in ("t2va", "vae"):
+        (tmp_path / row).mkdir()
+        (tmp_path / row / "000.json").write_text("{}")
+    assert list(evaluate.read(tmp_path, 1, ROWS)) == ["t2va", "vae"]
+    assert list(evaluate.read(tmp_path, 1, ["vae"])) == ["vae"]
