@@ -18,6 +18,7 @@ from h3serve.models.video_vae_config import VideoVAEConfig
 
 
 @lru_cache(maxsize=32)
+@torch.inference_mode(mode=False)  # who asks first may be inferring, who asks next may be training
 def rope_table(
     size: tuple[int, int, int], suffix: int, *, config: VideoVAEConfig, dtype: torch.dtype, device: torch.device
 ) -> Rope:

@@ -169,6 +169,7 @@ class VideoVAE(nn.Module):
 
 
 @lru_cache(maxsize=32)
+@torch.inference_mode(mode=False)  # who asks first may be inferring, who asks next may be training
 def constant(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
     """float32 values on a device, kept there: to send them anew would wait for all queued work.
 

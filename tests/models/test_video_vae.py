@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from h3serve.models.video_vae import Moments, VideoVAE, key_map, normalize_pixels, to_compute_dtype, to_uint8
+from h3serve.models.video_decoder import rope_table
+from h3serve.models.video_vae import Moments, VideoVAE, constant, key_map, normalize_pixels, to_compute_dtype, to_uint8
 from h3serve.models.video_vae_memory import decode_tile_bytes, encode_tile_bytes, fit_tiles
 from tests import keymaps
 from tests.models.tiny_video_vae import CONFIG, tiny
@@ -190,3 +191,10 @@ def test_original_names_of_half_precision() -> None:
     convolutions = {name for name, dtype in dtypes.items() if dtype == torch.bfloat16}
     wanted = ("conv1", "conv2", "nin_shortcut", "downsample.conv")
     assert convolutions == {n for n in dtypes if ".down." in n and n.removesuffix(".weight").endswith(wanted)}
+
+
+def test_what_is_kept_while_inferring_serves_training_too() -> None:
+    cpu = torch.device("cpu")
+    with torch.inference_mode():
+        kept = [constant((0.1, 0.7), cpu), *rope_table((3, 5, 2), 1, config=CONFIG, dtype=torch.float32, device=cpu)]
+    assert not any(tensor.is_inference() for tensor in kept)
