@@ -113,8 +113,8 @@ def train(vae: AudioVAE, batches: Batches, clock: Clock, out: Path) -> Curve:
             values = {"loss": loss.item(), "spectral": spectral.item(), "size": size.item()}
             curve.add(s=clock.elapsed, step=trainer.steps, **values)
         if minute():
-            save_weights(dict(vae.named_parameters()) | trainer.average, out / "audio_vae.safetensors")
-    save_weights(dict(vae.named_parameters()) | trainer.average, out / "audio_vae.safetensors")
+            save_weights(trainer.weights(), out / "audio_vae.safetensors")
+    save_weights(trainer.weights(), out / "audio_vae.safetensors")
     curve.write(steps=trainer.steps, skipped=trainer.skipped, seconds=clock.elapsed, batch_seconds=batches.seconds)
     alias_free.use(vae, alias_free.PLAIN)
     return curve

@@ -71,6 +71,7 @@ class Trainer:
         decay: float = 0.999,
     ) -> None:
         self.clock, self.rate, self.warmup, self.clip, self.decay = clock, rate, warmup, clip, decay
+        self.module = module
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.parameters = list(named.values())
         self.average: Tensors = {name: p.detach().clone() for name, p in named.items()}
@@ -93,6 +94,10 @@ class Trainer:
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))  # the first steps are soon forgotten
         torch._foreach_lerp_(list(self.average.values()), self.parameters, 1.0 - decay)
         return True
+
+    def weights(self) -> Tensors:
+        """All parameters of the module by name: averages of those that are trained, the others as they are."""
+        return dict(self.module.named_parameters()) | self.average
 
     def current_rate(self) -> float:
         """The learning rate of the next step."""

@@ -162,8 +162,8 @@ def train(vae: VideoVAE, batches: Batches, clock: Clock, out: Path) -> Curve:
             psnr = -10.0 * mse.log10().item()
             curve.add(s=clock.elapsed, step=trainer.steps, loss=loss.item(), psnr=psnr, kl=divergence.item())
         if minute():
-            save_weights(dict(vae.named_parameters()) | trainer.average, out / "video_vae.safetensors")
-    save_weights(dict(vae.named_parameters()) | trainer.average, out / "video_vae.safetensors")
+            save_weights(trainer.weights(), out / "video_vae.safetensors")
+    save_weights(trainer.weights(), out / "video_vae.safetensors")
     curve.write(steps=trainer.steps, skipped=trainer.skipped, seconds=clock.elapsed, pixels=batches.pixels)
     return curve
 
