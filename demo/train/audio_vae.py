@@ -143,7 +143,7 @@ def choose_way(vae: AudioVAE, wave: torch.Tensor) -> tuple[str, Compute]:
 def main() -> None:
     parser = command(__doc__, seed=2, reserve=RESERVE_S, held_out=32)
     parser.add_argument("--batch-seconds", type=int, default=SECONDS)
-    rehearse_and_run(run, parser.parse_args())
+    rehearse_and_run(run, parser)
 
 
 def run(arguments: argparse.Namespace, clock: Clock, out: Path, held_out: int) -> None:

@@ -36,8 +36,11 @@ def freeze_encoder(vae: nn.Module, decoder: Sequence[nn.Module]) -> None:
         part.requires_grad_(True)
 
 
-def rehearse_and_run(run: Run, arguments: argparse.Namespace) -> None:
+def rehearse_and_run(run: Run, parser: argparse.ArgumentParser) -> None:
     """All of it in a second and on one scene first: what fails must not fail at the end."""
+    arguments = parser.parse_args()
+    if arguments.only_decoder and not arguments.start:
+        parser.error("--only-decoder needs --start, whose latents stay")
     clock = Clock(arguments.seconds - arguments.reserve)
     with TemporaryDirectory() as place:
         run(arguments, Clock(1.0), Path(place), 1)

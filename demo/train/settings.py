@@ -55,7 +55,10 @@ def read_arguments(description: str | None, words: list[str] | None = None) -> S
     parser.add_argument("--lengths", type=_numbers, default=(), help="4,6: only these seconds, all as often")
     parser.add_argument("--profile", action="store_true", help="show where a step's time goes")
     parser.add_argument("--no-graph", dest="graph", action="store_false", help="never record a step and replay it")
-    return Settings(**vars(parser.parse_args(words)))
+    given = parser.parse_args(words)
+    if given.start and given.stage == 1:
+        parser.error("--start is for stage 2: stage 1 begins anew or from --state")
+    return Settings(**vars(given))
 
 
 def _sizes(text: str) -> tuple[Size, ...]:

@@ -192,7 +192,7 @@ def main() -> None:
     parser = command(__doc__, seed=1, reserve=RESERVE_S, held_out=24)
     parser.add_argument("--pixels", type=int, default=PIXELS)
     parser.add_argument("--max-area", type=int, default=128 * 224)
-    rehearse_and_run(run, parser.parse_args())
+    rehearse_and_run(run, parser)
 
 
 def run(arguments: argparse.Namespace, clock: Clock, out: Path, held_out: int) -> None:

@@ -46,3 +46,13 @@ def test_a_decoder_alone_leaves_all_latents_alone(
     before, after = load_file(start), load_file(tmp_path / f"{name}.safetensors")
     changed = {key.split(".")[0] for key, tensor in after.items() if not tensor.equal(before[key])}
     assert changed == decoder
+
+
+@pytest.mark.parametrize("script", [audio_vae, video_vae])
+def test_there_have_to_be_latents_to_leave_alone(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train", "--only-decoder", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        script.main()
+    assert "--only-decoder needs --start" in capsys.readouterr().err

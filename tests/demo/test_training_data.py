@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -269,3 +270,11 @@ def test_a_padded_batch_has_the_losses_and_gradients_of_a_plain_one(maker):
         torch.testing.assert_close(got, torch.stack([video.detach(), audio.detach()]), atol=1e-5, rtol=1e-5)
         for name, gradient in gradients().items():
             torch.testing.assert_close(gradient, wanted[name], atol=2e-5, rtol=2e-3, msg=name)
+
+
+def test_packed_weights_are_for_stage_2(capsys):
+    words = ["--seconds", "1", "--start", "trained"]
+    assert read_arguments(None, ["--stage", "2", *words]).start == Path("trained")
+    with pytest.raises(SystemExit):
+        read_arguments(None, ["--stage", "1", *words])
+    assert "--start is for stage 2" in capsys.readouterr().err
