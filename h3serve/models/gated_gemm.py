@@ -16,15 +16,19 @@ from h3serve.models.ops import LinearInput
 
 
 class Tile(NamedTuple):
-    """Of the output, and whether two groups of warps take turns: one computes while the other one stores."""
+    """Of the output, and whether two groups of warps take turns: one computes while the other one stores.
+
+    `swizzle`: size of the groups of tiles computed one after another, so that their operands are still in the cache.
+    """
 
     rows: int
     columns: int
     pingpong: bool
+    swizzle: int = 8
 
 
 TRANSFORMER_TILE = Tile(256, 192, pingpong=False)  # docs/speed.md: of six, the one that is no slower than cuBLAS
-DECODER_TILE = Tile(256, 192, pingpong=False)
+DECODER_TILE = Tile(128, 192, pingpong=True, swizzle=32)
 
 
 def gated_linear(x: LinearInput, layer: nn.Module) -> LinearInput:
@@ -44,7 +48,7 @@ def _product(x: torch.Tensor, layer: nn.Linear, tile: Tile) -> torch.Tensor:
     from quack.gemm_config import GemmConfig
     from quack.gemm_interface import gemm_act
 
-    sizes = {"tile_m": tile.rows, "tile_n": tile.columns, "pingpong": tile.pingpong}
+    sizes = {"tile_m": tile.rows, "tile_n": tile.columns, "pingpong": tile.pingpong, "max_swizzle_size": tile.swizzle}
     config = GemmConfig(**sizes, cluster_m=2, cluster_n=1, is_dynamic_persistent=False)
     halves = ("B",) if layer.bias is None else ("B", "bias")  # [gate; up], not gate and up in turn
     _, out = gemm_act(
