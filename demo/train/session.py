@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,10 @@ class Run:
     clock: Clock
     buckets: list[Bucket] = field(default_factory=list)
 
+    def counts(self, kinds: Iterable[str]) -> dict[str, int]:
+        """How many samples of each kind there are."""
+        return {kind: sum(len(b) for b in self.buckets if b.kind == kind) for kind in kinds}
+
     def say(self, text: str) -> None:
         print(f"rank {self.rank}: {text}", flush=True)  # noqa: T201
 
@@ -79,7 +83,8 @@ class Session:
         seconds = min(settings.seconds, settings.limit_s - run.clock.elapsed - RESERVE_S)
         self.clock = Clock(max(1.0, seconds))
         folder = settings.out if self.writes else settings.state / f"rank{run.rank}"
-        self.curve = Curve(folder / f"curve_{name}.json", {"rows": settings.rows, "peak_rate": peak})
+        facts = {"rows": settings.rows, "peak_rate": peak, "different_samples": run.counts(shares)}
+        self.curve = Curve(folder / f"curve_{name}.json", facts)
         self.curve.entries += entries
         self.fraction, self.logged, self.samples = self.before, self.adam.steps, 0
         self.waited = 0.0  # seconds, for batches

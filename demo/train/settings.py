@@ -18,6 +18,7 @@ class Settings:
     until: float
     limit_s: float
     data_seconds: float
+    part: int | None
     gpus: int
     rows: int
     rate: float
@@ -36,10 +37,11 @@ class Settings:
 def read_arguments(description: str | None, words: list[str] | None = None) -> Settings:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", type=int, choices=(1, 2), required=True)
-    parser.add_argument("--seconds", type=float, required=True, help="of training, beside start-up and data")
+    parser.add_argument("--seconds", type=float, required=True, help="of training, beside start-up and data, or 0")
     parser.add_argument("--until", type=float, default=1.0, help="part of the stage that is done at the end of this")
     parser.add_argument("--limit-s", type=float, default=1e9, help="of everything: training ends in time for it")
-    parser.add_argument("--data-seconds", type=float, default=0, help="of making (more) data, stage 1")
+    parser.add_argument("--data-seconds", type=float, default=0, help="of making (more) data; alone with --seconds 0")
+    parser.add_argument("--part", type=int, help="number of these data, if several commands make some at once")
     parser.add_argument("--gpus", type=int, default=1, help="ranks; processes on a CPU")
     parser.add_argument("--rows", type=int, default=65536, help="of a batch, on each rank")
     parser.add_argument("--rate", type=float, default=2e-3)

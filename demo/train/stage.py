@@ -14,7 +14,8 @@ What a later command goes on from is in `--state`; `--weights` is the folder wit
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -59,9 +60,11 @@ def work(rank: int, count: int, settings: Settings) -> None:
     del count
     run = make_run(rank, settings)
     run.say(f"models ready after {run.clock.elapsed:.1f} s")
-    session = first_stage(run) if settings.stage == 1 else second_stage(run)
-    session.train()
-    session.preview()
+    begin = first_stage(run) if settings.stage == 1 else second_stage(run)
+    if settings.seconds:
+        session = begin()
+        session.train()
+        session.preview()
     if run.device.type == "cuda":
         run.say(f"at most {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB; {run.clock.elapsed:.1f} s in all")
     ranks.wait_for_all()
@@ -108,13 +111,13 @@ def shared_tokenizer(rank: int, settings: Settings) -> Backend:
     return Backend.from_file(str(folder / "tokenizer.json"))
 
 
-def first_stage(run: Run) -> Session:
+def first_stage(run: Run) -> Callable[[], Session]:
     add_data(run, tuple(SHARES))
     rate = run.settings.rate
-    return Session(run, "stage1", SHARES, together=True, peak=rate, last=REMAINING * rate)
+    return partial(Session, run, "stage1", SHARES, together=True, peak=rate, last=REMAINING * rate)
 
 
-def second_stage(run: Run) -> Session:
+def second_stage(run: Run) -> Callable[[], Session]:
     """From the averages of stage 1, or from packed weights with data of its own; each rank by itself."""
     settings, (name, kinds) = run.settings, PARTS[run.rank]
     if settings.start:
@@ -126,7 +129,7 @@ def second_stage(run: Run) -> Session:
         run.buckets = load_buckets(sorted(settings.state.glob("data*_*.pt")), run.device, kinds)
     run.trainee.encoder.requires_grad_(False)
     shares = {kind: SHARES[kind] for kind in kinds}
-    return Session(run, f"stage2_{name}", shares, together=False, peak=RESTART * settings.rate, last=0.0)
+    return partial(Session, run, f"stage2_{name}", shares, together=False, peak=RESTART * settings.rate, last=0.0)
 
 
 def load_packed(trainee: Trainee, folder: Path, partition: Partition) -> None:
@@ -142,7 +145,9 @@ def add_data(run: Run, kinds: Collection[str]) -> None:
     settings = run.settings
     files = sorted(settings.state.glob(f"data{run.rank}_*.pt"))
     if settings.data_seconds:
-        part, clock = len(files), Clock(settings.data_seconds)
+        taken = [int(file.stem.split("_")[1]) for file in files]
+        part = max(taken, default=-1) + 1 if settings.part is None else settings.part
+        clock = Clock(settings.data_seconds)
         maker = Maker(run.encoders, run.trainee.encoder, run.tokenizer, seed=100 * part + run.rank)
         lengths = dict.fromkeys(settings.lengths, 1.0) or None
         wanted = recipes(
@@ -153,9 +158,10 @@ def add_data(run: Run, kinds: Collection[str]) -> None:
         run.buckets = maker.buckets()
         save_buckets(run.buckets, settings.state / f"data{run.rank}_{part}.pt")
         run.say(f"{maker.clips} clips in {len(run.buckets)} buckets after {clock.elapsed:.1f} s")
+        if not settings.seconds:
+            return
     run.buckets += load_buckets(files, run.device, kinds)
-    counts = {kind: sum(len(b) for b in run.buckets if b.kind == kind) for kind in SHARES}
-    run.say(f"samples: {counts}")
+    run.say(f"samples: {run.counts(SHARES)}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from demo.train import text
+from demo.train import stage, text
 from demo.train.batches import Loader, arrange
 from demo.train.dataset import Maker, load_buckets, save_buckets
 from demo.train.denoiser import Kernels, Trainee, add_noise, draw_sigmas, losses, new_denoiser
@@ -278,3 +279,23 @@ def test_packed_weights_are_for_stage_2(capsys):
     with pytest.raises(SystemExit):
         read_arguments(None, ["--stage", "1", *words])
     assert "--start is for stage 2" in capsys.readouterr().err
+
+
+def test_data_of_several_commands_are_all_different_and_all_used(maker, monkeypatch, tmp_path):
+    """One command without training leaves its data for others; a number given is kept, the next one comes behind it."""
+    monkeypatch.setattr(stage, "WORKERS", 0)
+    monkeypatch.setattr(stage, "recipes", lambda *_, **__: itertools.repeat(Recipe("t2va", (64, 64), 22)))
+
+    def command(*words: str) -> Run:
+        words = ("--stage", "2", "--state", str(tmp_path), "--clips", "4", *words)
+        settings = read_arguments(None, [*words])
+        run = Run(settings, 0, CPU, maker.tokenizer, Trainee(maker.text_encoder, nn.Module()), maker.encoders, Clock(9))
+        stage.add_data(run, ["t2va"])
+        return run
+
+    for words in ([], ["--part", "7"], []):
+        command("--seconds", "0", "--data-seconds", "60", *words)
+    assert {file.name for file in tmp_path.glob("*.pt")} == {"data0_0.pt", "data0_7.pt", "data0_8.pt"}
+    run = command("--seconds", "1")
+    assert run.counts(["t2va", "picture"]) == {"t2va": 12, "picture": 0}
+    assert len({clip.numpy().tobytes() for bucket in run.buckets for clip in bucket.video}) == 12
