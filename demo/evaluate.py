@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from demo.evaluation.against import psnr_to
 from demo.evaluation.faults import FAULTS
 from demo.evaluation.judge import fidelity, judge
 from demo.evaluation.makers import Engine, Maker, Truth, truth
@@ -30,7 +31,8 @@ from h3serve import Generator
 HEADING = """# What the demo checkpoint gets right
 
 `python -m demo.evaluate`: detectors over held-out prompts. A column is a run: model, evaluations of a clip, and what
-else was set (quality, device, planted fault); examples are the first of each row. docs/demo.md says what is right.
+else was set (quality, device, planted fault); examples are the first of each row. docs/demo.md says what is right. PSNR
+to the first column's clips (at most 20 a row are kept) is 100 dB for the same pixels.
 
 """
 DEFAULT_ROWS = tuple(name for name in ROWS if name != "large")
@@ -87,10 +89,17 @@ def run(arguments: argparse.Namespace, folder: Path) -> None:
                 print(row, number, f"{result['seconds']:.1f} s", flush=True)
 
 
-def read(folder: Path, count: int, rows: Collection[str]) -> dict[str, list[dict[str, Any]]]:
-    """The kept figures of a run, at most `count` a row."""
+def read(folder: Path, count: int, rows: Collection[str], first: Path | None = None) -> dict[str, list[dict[str, Any]]]:
+    """The kept figures of a run, at most `count` a row; with those of how far its clips are from run `first`'s."""
     found = {row: sorted((folder / row).glob("*.json"))[:count] for row in ROWS if row in rows}
-    return {row: [json.loads(file.read_text()) for file in files] for row, files in found.items() if files}
+    return {row: [_read_one(file, first) for file in files] for row, files in found.items() if files}
+
+
+def _read_one(file: Path, first: Path | None) -> dict[str, Any]:
+    figures: dict[str, Any] = json.loads(file.read_text())
+    clip = file.with_suffix(".npz")
+    distance = psnr_to(first / clip.parent.name / clip.name, clip) if first else None
+    return figures | ({} if distance is None else {"to first": distance})
 
 
 def label_of(arguments: argparse.Namespace) -> str:
@@ -126,7 +135,9 @@ def main() -> None:
     labels = arguments.show or [label_of(arguments)]
     if not arguments.show:
         run(arguments, arguments.cache / labels[0])
-    runs = {label: read(arguments.cache / label, arguments.count, arguments.rows or ROWS) for label in labels}
+    rows, cache = arguments.rows or ROWS, arguments.cache
+    first = cache / labels[0] if len(labels) > 1 else None
+    runs = {label: read(cache / label, arguments.count, rows, first) for label in labels}
     print(table := markdown(runs))
     if arguments.out:
         arguments.out.with_suffix(".md").write_text(HEADING + table)
