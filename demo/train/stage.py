@@ -141,27 +141,32 @@ def load_packed(trainee: Trainee, folder: Path, partition: Partition) -> None:
 
 
 def add_data(run: Run, kinds: Collection[str]) -> None:
-    """The rank's data of these kinds: what earlier commands left, and more if this one has time for it."""
+    """The rank's data of these kinds: more if there is time for it and, to train on, what other commands left."""
     settings = run.settings
     files = sorted(settings.state.glob(f"data{run.rank}_*.pt"))
     if settings.data_seconds:
         taken = [int(file.stem.split("_")[1]) for file in files]
-        part = max(taken, default=-1) + 1 if settings.part is None else settings.part
-        clock = Clock(settings.data_seconds)
-        maker = Maker(run.encoders, run.trainee.encoder, run.tokenizer, seed=100 * part + run.rank)
-        lengths = dict.fromkeys(settings.lengths, 1.0) or None
-        wanted = recipes(
-            1000 * settings.seed + 100 * part + run.rank, canvases=settings.canvases, seconds=lengths, kinds=kinds
-        )
-        first = FIRST_SEED + (settings.seed << 31) + (run.rank << 28) + (part << 24)
-        maker.fill(wanted, clock, first_seed=first, most=settings.clips, workers=WORKERS)
-        run.buckets = maker.buckets()
-        save_buckets(run.buckets, settings.state / f"data{run.rank}_{part}.pt")
-        run.say(f"{maker.clips} clips in {len(run.buckets)} buckets after {clock.elapsed:.1f} s")
-        if not settings.seconds:
-            return
-    run.buckets += load_buckets(files, run.device, kinds)
-    run.say(f"samples: {run.counts(SHARES)}")
+        made = make_data(run, kinds, max(taken, default=-1) + 1 if settings.part is None else settings.part)
+        files = [file for file in files if file != made]
+    if settings.seconds:
+        run.buckets += load_buckets(files, run.device, kinds)
+        run.say(f"samples: {run.counts(SHARES)}")
+
+
+def make_data(run: Run, kinds: Collection[str], part: int) -> Path:
+    """Fills the run's buckets with clips that no other rank and part has; they are also in the file that is named."""
+    settings, clock = run.settings, Clock(run.settings.data_seconds)
+    maker = Maker(run.encoders, run.trainee.encoder, run.tokenizer, seed=100 * part + run.rank)
+    lengths = dict.fromkeys(settings.lengths, 1.0) or None
+    wanted = recipes(
+        1000 * settings.seed + 100 * part + run.rank, canvases=settings.canvases, seconds=lengths, kinds=kinds
+    )
+    first = FIRST_SEED + (settings.seed << 31) + (run.rank << 28) + (part << 24)
+    maker.fill(wanted, clock, first_seed=first, most=settings.clips, workers=WORKERS)
+    run.buckets, file = maker.buckets(), settings.state / f"data{run.rank}_{part}.pt"
+    save_buckets(run.buckets, file)
+    run.say(f"{maker.clips} clips in {len(run.buckets)} buckets after {clock.elapsed:.1f} s")
+    return file
 
 
 if __name__ == "__main__":

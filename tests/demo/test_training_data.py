@@ -287,8 +287,7 @@ def test_data_of_several_commands_are_all_different_and_all_used(maker, monkeypa
     monkeypatch.setattr(stage, "recipes", lambda *_, **__: itertools.repeat(Recipe("t2va", (64, 64), 22)))
 
     def command(*words: str) -> Run:
-        words = ("--stage", "2", "--state", str(tmp_path), "--clips", "4", *words)
-        settings = read_arguments(None, [*words])
+        settings = read_arguments(None, ["--stage", "2", "--state", str(tmp_path), "--clips", "4", *words])
         run = Run(settings, 0, CPU, maker.tokenizer, Trainee(maker.text_encoder, nn.Module()), maker.encoders, Clock(9))
         stage.add_data(run, ["t2va"])
         return run
@@ -299,3 +298,5 @@ def test_data_of_several_commands_are_all_different_and_all_used(maker, monkeypa
     run = command("--seconds", "1")
     assert run.counts(["t2va", "picture"]) == {"t2va": 12, "picture": 0}
     assert len({clip.numpy().tobytes() for bucket in run.buckets for clip in bucket.video}) == 12
+    again = command("--seconds", "1", "--data-seconds", "60", "--part", "7")
+    assert again.counts(["t2va"]) == {"t2va": 12}  # what is made anew counts once
