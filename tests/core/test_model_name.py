@@ -18,14 +18,16 @@ def test_not_hub_ids(text: str) -> None:
 
 @pytest.mark.parametrize("folder", ["FL2VA", "Ref2VA", "transformer", "transformer_ref"])
 def test_a_folder_with_weights_passes(tmp_path: Path, folder: str) -> None:
+    with pytest.raises(CheckpointError):
+        check_model(str(tmp_path))
     (tmp_path / folder).mkdir()
-    check_model(str(tmp_path))
+    assert check_model(str(tmp_path)) is None
 
 
 @pytest.mark.parametrize("model", ["demo", "demo-random", "owner/name"])
 def test_what_is_fetched_or_made_passes(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    check_model(model)
+    assert check_model(model) is None
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,13 @@ def test_nothing_is_found_where_nothing_is() -> None:
     assert heard.notes == () and heard.ambience == "none"
 
 
-def test_noise_alone_is_no_crash() -> None:
+def test_noise_alone_neither_moves_nor_strikes() -> None:
+    """Every pixel is new in every frame, about a mean of grey; a steady hiss has no onset, and is the wind's sound."""
     random = np.random.default_rng(0)
-    see(random.integers(0, 255, (107, 64, 64, 3), dtype=np.uint8))
-    hear(random.normal(0, 0.1, (2, 142_400)).astype(np.float32))
+    seen = see(random.integers(0, 255, (107, 64, 64, 3), dtype=np.uint8))
+    assert seen.background == "grey" and seen.move.kind == "still" and seen.move.times == ()
+    heard = hear(random.normal(0, 0.1, (2, 142_400)).astype(np.float32))
+    assert heard.notes == () and heard.ambience == "wind"
 
 
 def test_two_things_in_one_half_are_one_track() -> None:
@@ -91,7 +94,11 @@ def test_two_things_in_one_half_are_one_track() -> None:
 
 def test_blobs_everywhere() -> None:
     noise = ndimage.gaussian_filter(np.random.default_rng(0).standard_normal((24, 64, 96, 3)), (1, 2, 2, 0))
-    see(np.clip(128 + 300 * noise, 0, 255).astype(np.uint8))
+    seen = see(np.clip(128 + 300 * noise, 0, 255).astype(np.uint8))
+    assert seen.background == "grey" and seen.count > 2
+    assert len(seen.colours) == len(seen.shapes) == len(seen.sizes) >= 1
+    assert all(0 <= time < 1 for time in seen.move.times)  # the clip lasts 24 frames
+    assert all(0 <= place <= 1 for place in (*seen.move.x, *seen.start))
 
 
 @pytest.mark.parametrize("what", ["mirrored", "swapped channels", "late sound", "an octave up"])

@@ -18,38 +18,26 @@ from h3serve.pipeline.presentation import (
     ShownVideo,
     present,
 )
-from h3serve.weights.tokenizer import check_processor_files, load_tokenizer
+from h3serve.weights.tokenizer import load_tokenizer
 from tests.parity.recorded import CASES
 
 MOST_REFERENCES = 3
 Arrays = dict[str, np.ndarray]
 
 
-def folder(pytestconfig: pytest.Config, option: str) -> Path:
-    value = pytestconfig.getoption(option)
-    if value is None:
-        pytest.skip(f"needs {option}")
-    return value
+@pytest.fixture(scope="module")
+def config(oracle_checkpoint: Path) -> TextEncoderConfig:
+    return TextEncoderConfig.from_dict(json.loads((oracle_checkpoint / "text_encoder/config.json").read_text()))
 
 
 @pytest.fixture(scope="module")
-def checkpoint(pytestconfig: pytest.Config) -> Path:
-    return folder(pytestconfig, "--oracle-checkpoint")
+def tokenizer(oracle_checkpoint: Path, config: TextEncoderConfig) -> Tokenizer:
+    return load_tokenizer(oracle_checkpoint / "tokenizer", config)
 
 
 @pytest.fixture(scope="module")
-def config(checkpoint: Path) -> TextEncoderConfig:
-    return TextEncoderConfig.from_dict(json.loads((checkpoint / "text_encoder/config.json").read_text()))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(checkpoint: Path, config: TextEncoderConfig) -> Tokenizer:
-    return load_tokenizer(checkpoint / "tokenizer", config)
-
-
-@pytest.fixture(scope="module")
-def encoder(checkpoint: Path, config: TextEncoderConfig) -> TextEncoder:
-    stored = load_file(checkpoint / "text_encoder/model.safetensors")
+def encoder(oracle_checkpoint: Path, config: TextEncoderConfig) -> TextEncoder:
+    stored = load_file(oracle_checkpoint / "text_encoder/model.safetensors")
     with torch.device("meta"):
         ours = TextEncoder(config)
     entries = key_map(config, "diffusers").entries
@@ -59,9 +47,8 @@ def encoder(checkpoint: Path, config: TextEncoderConfig) -> TextEncoder:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest) -> tuple[str, Arrays]:
-    file = folder(request.config, "--oracle") / f"{request.param}.npz"
-    with np.load(file) as arrays:
+def case(request: pytest.FixtureRequest, oracle: Path) -> tuple[str, Arrays]:
+    with np.load(oracle / f"{request.param}.npz") as arrays:
         return request.param, {name: arrays[name] for name in arrays.files if "step" not in name}
 
 
@@ -120,7 +107,3 @@ def test_states(case: tuple[str, Arrays], shown: Presentation, encoder: TextEnco
     expected = torch.from_numpy(case[1]["text_states"])
     difference = (encoder.encode(shown.inputs) - expected).abs().max()
     assert difference <= 1e-5 * expected.abs().max()
-
-
-def test_processor_settings(checkpoint: Path) -> None:
-    check_processor_files(checkpoint / "processor")

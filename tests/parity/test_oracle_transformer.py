@@ -1,8 +1,6 @@
 """Every evaluation of recorded requests: rows in, velocity out.
 
-    python -m pytest tests/parity/test_oracle_transformer.py --oracle DIR --oracle-checkpoint DIR
-
-DIR holds one .npz per request, recorded in float32 with diffusers' pipeline and the checkpoint.
+Recorded in float32 with diffusers' pipeline and the checkpoint, one .npz per request (`scripts/oracle`).
 """
 
 import json
@@ -21,17 +19,8 @@ from tests.parity.recorded import CASES
 
 
 @pytest.fixture(scope="module")
-def folders(request: pytest.FixtureRequest) -> tuple[Path, Path]:
-    oracle = request.config.getoption("--oracle")
-    checkpoint = request.config.getoption("--oracle-checkpoint")
-    if not (oracle and checkpoint):
-        pytest.skip("needs --oracle and --oracle-checkpoint")
-    return oracle, checkpoint
-
-
-@pytest.fixture(scope="module")
-def denoisers(folders: tuple[Path, Path]) -> dict[str, Denoiser]:
-    return {name: read(folders[1] / name) for name in ("transformer", "transformer_ref")}
+def denoisers(oracle_checkpoint: Path) -> dict[str, Denoiser]:
+    return {name: read(oracle_checkpoint / name) for name in ("transformer", "transformer_ref")}
 
 
 def read(folder: Path) -> Denoiser:
@@ -66,8 +55,8 @@ def evaluations(denoiser: Denoiser, arrays: dict[str, torch.Tensor]) -> Iterator
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_velocities(case: str, folders: tuple[Path, Path], denoisers: dict[str, Denoiser]) -> None:
-    with np.load(folders[0] / f"{case}.npz") as file:
+def test_velocities(case: str, oracle: Path, denoisers: dict[str, Denoiser]) -> None:
+    with np.load(oracle / f"{case}.npz") as file:
         names = [n for n in file.files if np.issubdtype(file[n].dtype, np.number)]
         arrays = {name: torch.from_numpy(np.asarray(file[name])) for name in names}
     denoiser = denoisers["transformer_ref" if case.startswith("ref2va") else "transformer"]

@@ -1,6 +1,7 @@
 """The video VAE beside diffusers': the same random weights, float32 on the CPU."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from h3serve.models.video_vae import (
 )
 from h3serve.models.video_vae_config import VideoVAEConfig
 from tests import keymaps
+from tests.parity.recorded import CASES
 
 diffusers = pytest.importorskip("diffusers")
 
@@ -145,27 +147,14 @@ def test_original_layout_gives_the_same_video(theirs) -> None:
 
 
 @pytest.fixture(scope="module")
-def recorded_vae(request: pytest.FixtureRequest) -> VideoVAE:
-    folder = request.config.getoption("--oracle-checkpoint")
-    if folder is None:
-        pytest.skip("needs --oracle-checkpoint")
-    model = diffusers.AutoencoderKLMiniMaxH3.from_pretrained(folder / "vae")
+def recorded_vae(oracle_checkpoint: Path) -> VideoVAE:
+    model = diffusers.AutoencoderKLMiniMaxH3.from_pretrained(oracle_checkpoint / "vae")
     return ours_like(model, 256, 64)
 
 
 @pytest.fixture
-def case(request: pytest.FixtureRequest) -> dict[str, np.ndarray]:
-    folder = request.config.getoption("--oracle")
-    if folder is None:
-        pytest.skip("needs --oracle")
-    return dict(np.load(folder / f"{request.param}.npz"))
-
-
-CASES = (
-    *("t2va", "fl2va_first", "fl2va_last", "fl2va_first_last", "fl2va_tiled"),
-    *("ref2va_image", "ref2va_video_sound", "ref2va_video_silent", "ref2va_image_audio"),
-    "ref2va_audio_video_image",
-)
+def case(request: pytest.FixtureRequest, oracle: Path) -> dict[str, np.ndarray]:
+    return dict(np.load(oracle / f"{request.param}.npz"))
 
 
 def conditions(case: dict[str, np.ndarray]) -> list[np.ndarray]:

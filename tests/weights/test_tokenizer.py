@@ -88,11 +88,13 @@ def test_ids_of_the_release(released: Tokenizer) -> None:
 
 
 def test_processor_settings_of_the_release() -> None:
-    check_processor_files(official() / "FL2VA" / "processor")
+    folder = official() / "FL2VA" / "processor"
+    assert {"preprocessor_config.json", "video_preprocessor_config.json"} <= {file.name for file in folder.iterdir()}
+    assert check_processor_files(folder) is None
 
 
 def test_processor_settings_may_be_absent(tmp_path: Path) -> None:
-    check_processor_files(tmp_path)
+    assert check_processor_files(tmp_path) is None
 
 
 @pytest.mark.parametrize(
