@@ -37,7 +37,9 @@ def open_source(uri: str, policy: SourcePolicy = ANYWHERE, *, field: str = "medi
     scheme = (match[1] or match[2]).lower() if match else ""
     media = MediaFile(Path(), field, _shown(uri, scheme), policy.limits)
     if scheme in ("", "file"):
-        yield _local(_file_path(uri, media) if scheme else uri, media, policy)
+        file = _local(_file_path(uri, media) if scheme else uri, media, policy)
+        file.check_size()
+        yield file
     elif scheme in ("http", "https"):
         with _copied(media, policy, lambda out: write_url(out, uri, media, policy)) as file:
             yield file
@@ -79,7 +81,7 @@ def _local(path: str, media: MediaFile, policy: SourcePolicy) -> MediaFile:
         if policy.folders is not None and not any(place.is_relative_to(f.resolve()) for f in policy.folders):
             raise media.error("local files are read only from the folders that the server allows")
         file = MediaFile(place, media.field, media.name, media.limits)
-        file.check_size()
+        file.check_readable()
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, an unknown ~user, no possible name
         raise media.error("there is no such file") from error
     return file

@@ -52,7 +52,14 @@ class MediaFile:
         return MediaError(self.field, self.name or self.path.name, reason)
 
     def check_size(self) -> int:
-        """Size in bytes; MediaError if it is missing, not a regular file, empty or over the limit."""
+        """Size in bytes; MediaError if it cannot be read (see `check_readable`) or is over the limit."""
+        size = self.check_readable()
+        if size > self.limits.max_file_bytes:
+            raise self.error(f"it has {size} bytes, at most {self.limits.max_file_bytes} are taken")
+        return size
+
+    def check_readable(self) -> int:
+        """Size in bytes; MediaError if it is missing, not a regular file, not ours to read or empty."""
         if not self.path.is_file():
             raise self.error("there is no such file")
         if not os.access(self.path, os.R_OK):
@@ -60,6 +67,4 @@ class MediaFile:
         size = self.path.stat().st_size
         if size == 0:
             raise self.error("the file is empty")
-        if size > self.limits.max_file_bytes:
-            raise self.error(f"it has {size} bytes, at most {self.limits.max_file_bytes} are taken")
         return size

@@ -45,7 +45,10 @@ def parse_member(uri: str, media: MediaFile) -> TarMember:
 
 
 def write_member(out: IO[bytes], archive: MediaFile, member: TarMember) -> None:
-    """Copy the member into `out`; MediaError if the archive ends before it does."""
+    """Copy the member into `out`; MediaError if the archive ends before it does. The archive may have any size."""
+    missing = member.offset + member.size - archive.check_readable()
+    if missing > 0:
+        raise archive.error(f"the archive ends {missing} bytes before the member does")
     left = member.size
     with archive.path.open("rb") as file:
         file.seek(member.offset)
@@ -53,7 +56,7 @@ def write_member(out: IO[bytes], archive: MediaFile, member: TarMember) -> None:
             out.write(chunk)
             left -= len(chunk)
     if left:
-        raise archive.error(f"the archive ends {left} bytes before the member does")
+        raise archive.error("the archive became shorter while it was read")
 
 
 def _header(encoded: str, media: MediaFile) -> dict[str, Any]:

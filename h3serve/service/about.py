@@ -31,8 +31,8 @@ def get_model(name: str, context: ContextOf) -> Json:
 
 @router.get("/health")
 def health(context: ContextOf) -> JSONResponse:
-    """Whether this process can do its work: 503 when a watching thread or the store is dead."""
-    dead = [s.name for s in context.supervisor.staying if not s.is_alive()]
+    """Whether this process can do its work: 503 when a watching thread, one that helps or the store is dead."""
+    dead = [thread.name for thread in (*context.supervisor.staying, *context.helpers) if not thread.is_alive()]
     context.store.counts()
     is_well = context.draining.is_set() or not dead
     return JSONResponse({"status": "ok" if is_well else "failing"}, 200 if is_well else 503)

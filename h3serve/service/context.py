@@ -45,6 +45,7 @@ class Context:
     draining: threading.Event = field(default_factory=threading.Event)  # takes no new job
     limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_INTAKE_THREADS))
     patience: Patience = field(default_factory=Patience)
+    helpers: list[threading.Thread] = field(default_factory=list)  # tidying and webhooks; none may die unseen
     closing: threading.Event = field(default_factory=threading.Event)  # ends its open streams
 
     @property

@@ -124,6 +124,7 @@ class Server(uvicorn.Server):
         if secret is not None:
             private = settings.webhook_private
             helpers.append(WebhookSender(context.store, secret, context.metrics, private=private))
+        context.helpers.extend(helpers)
         for thread in (*helpers, self.supervisor):
             thread.start()
         host, port = listener.getsockname()[:2]

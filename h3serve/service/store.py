@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -203,15 +203,23 @@ class JobStore:
                 return None
             return _move(connection, job, {"state": State.EXPIRED, "bytes": 0})
 
-    def owe_webhook(self, job_id: str, due_at: float | None) -> None:
-        """Record one more try, and when the next is due (None: no more)."""
-        values = {"webhook_due_at": due_at, "webhook_tries": jobs.c.webhook_tries + 1}
+    def count_webhook(self, job_id: str, again_at: float) -> None:
+        """Record one more try, and when the next is due unless this one settles it."""
+        values = {"webhook_due_at": again_at, "webhook_tries": jobs.c.webhook_tries + 1}
         with self.writing() as connection:
             connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
 
-    def owed_webhooks(self, now: float, limit: int = 20) -> list[Job]:
-        """Jobs whose delivery is due, the longest due first."""
+    def settle_webhook(self, job_id: str) -> None:
+        """Nothing is owed any more."""
+        with self.writing() as connection:
+            connection.execute(update(jobs).where(jobs.c.id == job_id).values(webhook_due_at=None))
+
+    def owed_webhooks(
+        self, now: float, limit: int, *, not_ids: Collection[str] = (), not_owners: Collection[str] = ()
+    ) -> list[Job]:
+        """Jobs whose delivery is due, the longest due first, but for the ids and owners named."""
         query = select(jobs).where(jobs.c.webhook_due_at <= now).order_by(jobs.c.webhook_due_at)
+        query = query.where(jobs.c.id.not_in(not_ids), jobs.c.owner.not_in(not_owners))
         with self.engine.connect() as connection:
             return [job_of(row) for row in connection.execute(query.limit(limit))]
 

@@ -6,24 +6,21 @@ is kept in the store, so a restart forgets nothing.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
 import hmac
-import ipaddress
 import json
 import logging
-import socket
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlsplit
-
-import httpx
-from sqlalchemy.exc import OperationalError
 
 from h3serve.core.errors import H3Error
+from h3serve.media.outgoing import Bounds, OutgoingError, exchange
 from h3serve.service.job import Job
 from h3serve.service.metrics import Metrics
 from h3serve.service.store import JobStore
@@ -31,62 +28,75 @@ from h3serve.service.store import JobStore
 log = logging.getLogger("h3serve.webhooks")
 _PREFIX = "whsec_"
 _PAUSES_S = (5, 30, 120, 600, 3600, 6 * 3600, 24 * 3600)  # after each failed try; then no more
-_TIMEOUT_S = 10.0
+_BOUNDS = Bounds(total_seconds=10.0, connect_seconds=5.0)
 _LOOK_S = 0.5
+_AFTER_ERROR_S = 5.0
+_AT_ONCE = 64
+_AT_ONCE_PER_KEY = 16  # a key whose receivers are slow waits for itself
 
 
 class WebhookSender(threading.Thread):
-    """Delivers what the store says is owed. `private` allows addresses inside one's own network."""
+    """Delivers what the store says is owed, many at once. `private` allows addresses inside one's own network."""
 
     def __init__(self, store: JobStore, secret: bytes, metrics: Metrics, *, private: bool = False) -> None:
         super().__init__(name="webhooks", daemon=True)
-        self.store, self.secret, self.metrics, self.private = store, secret, metrics, private
+        self.store, self.secret, self.metrics = store, secret, metrics
+        self.bounds = replace(_BOUNDS, private_addresses=private)
         self.stop = threading.Event()
 
     def run(self) -> None:
-        with httpx.Client(timeout=_TIMEOUT_S, follow_redirects=False, trust_env=False) as client:
-            while not self.stop.wait(_LOOK_S):
-                try:
-                    for job in self.store.owed_webhooks(time.time()):
-                        self._deliver(client, job)
-                except OperationalError as error:
-                    log.error("the job database refused", extra={"cause": str(error.orig)})
+        """Go on until `stop` is set, whatever happens; what is under way then stays owed."""
+        while not self.stop.is_set():
+            try:
+                asyncio.run(self._rounds())
+            except Exception:  # the store or the machine may be well again soon
+                log.exception("delivering webhooks failed; it goes on")
+                self.stop.wait(_AFTER_ERROR_S)
 
-    def _deliver(self, client: httpx.Client, job: Job) -> None:
-        problem = self._post(client, job)
-        is_last = job.webhook_tries >= len(_PAUSES_S)
-        due = None if problem is None or is_last else time.time() + _PAUSES_S[job.webhook_tries]
-        self.store.owe_webhook(job.id, due)
+    async def _rounds(self) -> None:
+        self._under_way: dict[asyncio.Task[None], Job] = {}
+        while not self.stop.is_set():
+            self._start_owed()
+            await asyncio.sleep(_LOOK_S)
+
+    def _start_owed(self) -> None:
+        """Start as many tries as there is room for, each counted first: else a full disk would mean endless tries."""
+        jobs = self._under_way.values()
+        owners = Counter(job.owner for job in jobs)
+        busy = {owner for owner, count in owners.items() if count >= _AT_ONCE_PER_KEY}
+        room = _AT_ONCE - len(jobs)
+        for job in self.store.owed_webhooks(time.time(), room, not_ids={job.id for job in jobs}, not_owners=busy):
+            if owners[job.owner] >= _AT_ONCE_PER_KEY:
+                continue
+            owners[job.owner] += 1
+            self.store.count_webhook(job.id, time.time() + _PAUSES_S[min(job.webhook_tries, len(_PAUSES_S) - 1)])
+            task = asyncio.get_running_loop().create_task(self._deliver(job))
+            self._under_way[task] = job
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        job = self._under_way.pop(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("delivering a webhook failed; it goes on", extra={"job": job.id}, exc_info=error)
+
+    async def _deliver(self, job: Job) -> None:
+        problem = await self._post(job)
         self.metrics.webhooks.labels("delivered" if problem is None else "failed").inc()
+        is_last = job.webhook_tries >= len(_PAUSES_S)
+        if problem is None or is_last:
+            self.store.settle_webhook(job.id)
         if problem is not None:
-            log.warning("webhook not delivered", extra={"job": job.id, "cause": problem, "again": due is not None})
+            log.warning("webhook not delivered", extra={"job": job.id, "cause": problem, "again": not is_last})
 
-    def _post(self, client: httpx.Client, job: Job) -> str | None:
-        """Why it was not accepted; None when it was."""
+    async def _post(self, job: Job) -> str | None:
+        """Why it was not accepted; None when it was. Of the reply only the status counts, so no more is read."""
         body = event_body(job)
         headers = sign(self.secret, f"evt_{job.id}", body) | {"Content-Type": "application/json"}
         try:
-            url, more = _pinned(job.webhook_url or "", self._resolve)
-            host = urlsplit(job.webhook_url or "").netloc.rpartition("@")[2]
-            reply = client.post(url, content=body, headers=headers | {"Host": host}, extensions=more)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-            return f"{type(error).__name__}: {error}"
-        return None if reply.is_success else f"status {reply.status_code}"
-
-    def _resolve(self, host: str, port: int) -> str:
-        """An address of `host`; refuses those that lead into the server's own network."""
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = [str(entry[4][0]) for entry in found]
-        if not self.private and not all(ipaddress.ip_address(a).is_global for a in addresses):
-            raise ValueError(f"{host} has a private address")
-        return addresses[0]
-
-
-def _pinned(url: str, resolve: Callable[[str, int], str]) -> tuple[httpx.URL, dict[str, str]]:
-    """The URL with the checked address in it, so that no second look-up can lead elsewhere."""
-    parts = httpx.URL(url)
-    address = resolve(parts.host, parts.port or (443 if parts.scheme == "https" else 80))
-    return parts.copy_with(host=address), {"sni_hostname": parts.host}
+            async with exchange("POST", job.webhook_url or "", self.bounds, headers=headers, content=body) as reply:
+                return None if reply.is_success else f"status {reply.status_code}"
+        except OutgoingError as error:
+            return str(error)
 
 
 def event_body(job: Job) -> bytes:

@@ -177,6 +177,10 @@ def test_tar_member(temp: Path, archive: tuple[Path, int], scheme: str) -> None:
     [
         (header(offset_data=0, size=10**6), "the archive ends"),
         (header(offset_data=10**9, size=5), "the archive ends"),
+        (header(offset_data=2**62, size=5), "the archive ends"),  # no file system can seek there
+        (header(offset_data=2**70, size=5), "the archive ends"),  # no file has that many
+        (header(offset_data=10**4000, size=5), "the archive ends"),
+        (header(offset_data=5, size=10**4000), "are taken"),
         (header(offset_data=0, size=0), "has 0 bytes"),
         (header(offset_data=0, size=-1), "has -1 bytes"),
         (header(offset_data=-1, size=5), "tar uri is"),
@@ -195,6 +199,18 @@ def test_tar_member(temp: Path, archive: tuple[Path, int], scheme: str) -> None:
 )
 def test_bad_tar_members(temp: Path, archive: tuple[Path, int], ending: str, match: str) -> None:
     refused(f"tar+offset://{archive[0]}:{ending}", SourcePolicy(temp_folder=temp), match)
+
+
+def test_a_large_archive_is_bounded_by_its_member(temp: Path, archive: tuple[Path, int]) -> None:
+    """Shards of 10 GB are ordinary: what is copied counts, not what it lies in."""
+    path, offset = archive
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)  # sparse
+    ending = header(offset_data=offset, size=len(CONTENT))
+    policy = SourcePolicy(temp_folder=temp, limits=IngestLimits(max_file_bytes=len(CONTENT)))
+    assert read(f"tar+offset://{path}:{ending}", policy) == CONTENT
+    refused(f"tar+offset://{path}:{header(offset_data=offset, size=len(CONTENT) + 1)}", policy, "are taken")
+    refused(str(path), policy, "at most")
 
 
 def test_tar_uri_without_parts(temp: Path) -> None:

@@ -5,8 +5,12 @@ from typing import Any
 import pytest
 
 from h3serve.core.errors import H3Error
-from h3serve.service.server import bind, serve
+from h3serve.service.about import health
+from h3serve.service.folder import DataFolder
+from h3serve.service.keys import KeyRing
+from h3serve.service.server import Server, bind, serve
 from h3serve.service.settings import ServiceSettings
+from h3serve.service.store import JobStore
 
 
 def test_replies_do_not_wait_for_delayed_acknowledgements() -> None:
@@ -33,3 +37,24 @@ def test_a_failing_start_says_why_and_leaves_nothing(tmp_path: Path, settings: d
     with pytest.raises(H3Error, match=words):
         serve(ServiceSettings("demo-random", data=tmp_path / "data", port=0, **settings), command=["false"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_health_sees_a_thread_that_ended(folder: DataFolder, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tidying and webhooks are watched like the workers' threads: a server without them is not well."""
+    server = Server(ServiceSettings("fake"), store, folder, KeyRing(), ["false"])
+    monkeypatch.setattr(server.supervisor, "start", lambda: None)
+    server.supervisor.slots.clear()
+    context, seen = server.context, []
+
+    def run(_: object) -> None:
+        seen.append(health(context).status_code)
+        for helper in context.helpers:
+            helper.stop.set()  # type: ignore[attr-defined]
+            helper.join()
+            seen.append(health(context).status_code)
+
+    monkeypatch.setattr(server, "run", run)
+    with bind("127.0.0.1", 0) as listener:
+        server.live(listener, bytes(24))
+    assert [thread.name for thread in context.helpers] == ["caretaker", "webhooks"]
+    assert seen == [200, 503, 503]
