@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from h3serve.models.tokenizer import SPEECH_TOKENS, VISION_TOKENS
+from h3serve.models.tokenizer import SPEECH_TOKENS, VISION_FIELDS, VISION_TOKENS
 
 SPECIAL = ("<|endoftext|>", *VISION_TOKENS, *SPEECH_TOKENS)
 FIRST_SPECIAL = 257
@@ -36,6 +36,6 @@ def write_tokenizer(folder: Path, special: tuple[str, ...] = SPECIAL) -> Path:
 
 def encoder_config(**change: object) -> dict[str, object]:
     """A text encoder config whose vision ids are those of the tiny tokenizer."""
-    ids = {field: FIRST_SPECIAL + SPECIAL.index(token) for token, field in VISION_TOKENS.items()}
+    ids = {field: FIRST_SPECIAL + SPECIAL.index(token) for token, field in VISION_FIELDS.items()}
     text = {"num_hidden_layers": 50, "hidden_size": 16, "vocab_size": FIRST_SPECIAL + len(SPECIAL)}
     return {"model_type": "qwen3_vl", "text_config": text, "vision_config": {}} | ids | change

@@ -10,7 +10,7 @@ import typer
 from h3serve.cli import flags
 from h3serve.cli.console import say
 from h3serve.core.errors import CheckpointError
-from h3serve.core.tasks import DEFAULT_STEPS, Partition
+from h3serve.core.tasks import DEFAULT_STEPS, LIMITS, Partition
 
 if TYPE_CHECKING:
     from h3serve.runtime.adaln import AdaLN
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Modulation tables on disk.", no_args_is_help=True)
 
 Partitioned = Annotated[str, typer.Option(help="fl2va or ref2va.")]
+Shift = Annotated[
+    float | None,
+    typer.Option(help="The checkpoint's if left out.", min=LIMITS.min_shift, max=LIMITS.max_shift),
+]
 Cache = Annotated[Path | None, typer.Option(help="Folder for what is made once and kept.")]
 
 
@@ -25,9 +29,9 @@ Cache = Annotated[Path | None, typer.Option(help="Folder for what is made once a
 def build(
     model: flags.Model = "demo",
     partition: Partitioned = "fl2va",
-    steps: Annotated[int, typer.Option(help="Model evaluations.", min=1)] = DEFAULT_STEPS,
-    flow_shift: Annotated[float | None, typer.Option(help="Of the video; the checkpoint's if left out.")] = None,
-    audio_flow_shift: Annotated[float | None, typer.Option(help="Of the sound; the checkpoint's if left out.")] = None,
+    steps: Annotated[int, typer.Option(help="Model evaluations.", min=1, max=LIMITS.max_steps)] = DEFAULT_STEPS,
+    flow_shift: Shift = None,
+    audio_flow_shift: Shift = None,
     device: flags.Device = "auto",
     dtype: flags.DType = "auto",
     cache: Cache = None,

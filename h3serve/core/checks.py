@@ -9,6 +9,7 @@ from typing import Any
 
 from h3serve.core.errors import RequestError
 from h3serve.core.geometry import NAMED_RATIOS, parse_ratio
+from h3serve.core.prompt import check_prompt
 from h3serve.core.tasks import KEYFRAME_SIGNATURES, LIMITS
 
 # The request type is `Any` here: request.py imports this file, and rooms have no cycles.
@@ -17,8 +18,7 @@ Request = Any
 
 def check_request(request: Request) -> None:
     """Raises a RequestError for the first rule that is broken."""
-    if not request.prompt.strip():
-        raise RequestError("prompt", request.prompt, "a non-empty text")
+    check_prompt(request.prompt)
     for index, condition in enumerate(request.conditions):
         _check_condition(condition, f"conditions[{index}]")
     _check_task(request)

@@ -10,9 +10,12 @@ from pydantic_core import ErrorDetails
 from h3serve.core.errors import RequestError
 from h3serve.core.tasks import LIMITS
 
+_PROMPT = f"a non-empty text of at most {LIMITS.max_prompt_tokens} tokens and {LIMITS.max_prompt_characters} characters"
+_SHIFT = f"a number from {LIMITS.min_shift:g} to {LIMITS.max_shift:g}"
+
 ALLOWED = {
     "task": "one of t2va, fl2va, ref2va",
-    "prompt": f"a non-empty text of at most {LIMITS.max_prompt_characters} characters",
+    "prompt": _PROMPT,
     "conditions": "a list of conditions, each with type, uri, role",
     "conditions.type": "one of image, video, video_audio, audio",
     "conditions.uri": "a non-empty text",
@@ -25,8 +28,7 @@ ALLOWED = {
     "target.duration_seconds": f"a number from {LIMITS.min_seconds:g} to {LIMITS.max_seconds:g}",
     "seed": "a whole number from 0 to 2^63-1",
     "num_inference_steps": f"a whole number from 1 to {LIMITS.max_steps}",
-    "flow_shift": "a number above 0",
-    "audio_flow_shift": "a number above 0",
+    **dict.fromkeys(("flow_shift", "audio_flow_shift"), _SHIFT),
     "imgvid_cond_noise_aug_for_inference": "a number from 0 to 1",
     "audio_cond_noise_aug_for_inference": "a number from 0 to 1",
     "reference_resize_mode": "one of match, max, diffusers",

@@ -35,10 +35,18 @@ def check_references(request: GenerationRequest, probes: Sequence[MediaProbe], l
 
 
 def seconds_used(condition: Condition, probe: MediaProbe) -> float:
-    """Length of the part that may be used: all of it, or up to 15 s from the start time on."""
+    """Length of the part that may be used: all of it, or up to 15 s from the start time on.
+
+    An audio reference is as long as its audio, whatever video the file holds beside it.
+    """
+    length = _length(condition, probe)
     if condition.start_time_seconds is None:
-        return probe.seconds
-    return min(probe.seconds - condition.start_time_seconds, LIMITS.max_reference_seconds)
+        return length
+    return min(length - condition.start_time_seconds, LIMITS.max_reference_seconds)
+
+
+def _length(condition: Condition, probe: MediaProbe) -> float:
+    return probe.sound_seconds if condition.type == "audio" else probe.seconds
 
 
 def _of_references(request: GenerationRequest, probes: Sequence[MediaProbe]) -> list[MediaProbe]:
@@ -59,7 +67,7 @@ def _check_reference(condition: Condition, probe: MediaProbe, field: str, limits
     if condition.type == "image":
         return
     start = condition.start_time_seconds
-    length = probe.sound_seconds if condition.type == "audio" else probe.seconds
+    length = _length(condition, probe)
     sound_ends = condition.type == "video_audio" and start is not None and start >= probe.sound_seconds
     if start is not None and (start >= length or sound_ends):
         raise RequestError(f"{field}.start_time_seconds", start, f"below the length, {length:.2f} s")

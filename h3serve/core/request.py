@@ -15,8 +15,6 @@ from h3serve.core.checks import check_request
 from h3serve.core.complaints import request_error
 from h3serve.core.tasks import (
     DEFAULT_AUDIO_CONDITION_LEVEL,
-    DEFAULT_AUDIO_FLOW_SHIFT,
-    DEFAULT_FLOW_SHIFT,
     DEFAULT_SEED,
     DEFAULT_STEPS,
     DEFAULT_VISUAL_CONDITION_LEVEL,
@@ -28,7 +26,7 @@ from h3serve.core.tasks import (
 StrictInt = Annotated[int, Field(strict=True)]
 StrictFloat = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Level = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0.0, le=1.0)]
-Shift = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0.0)]
+Shift = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=LIMITS.min_shift, le=LIMITS.max_shift)]
 ConditionType = Literal["image", "video", "video_audio", "audio"]
 ResizeMode = Literal["match", "max", "diffusers"]
 
@@ -90,14 +88,6 @@ class GenerationRequest(_Value):
     def references(self) -> tuple[Condition, ...]:
         """Conditions with role reference, in request order (the order is semantic)."""
         return tuple(c for c in self.conditions if c.role == "reference")
-
-    @property
-    def shifts(self) -> tuple[float, float]:
-        """(video, audio) flow shifts, task defaults filled in."""
-        return (
-            self.flow_shift or DEFAULT_FLOW_SHIFT,
-            self.audio_flow_shift or DEFAULT_AUDIO_FLOW_SHIFT,
-        )
 
 
 def parse_request(fields: Mapping[str, Any] | GenerationRequest) -> GenerationRequest:

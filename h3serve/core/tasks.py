@@ -30,14 +30,15 @@ class Limits:
     max_short_edge: int = 4096
     max_steps: int = 1000
     max_seed: int = 2**63 - 1
-    max_prompt_characters: int = 100_000
+    max_prompt_tokens: int = 8_192  # ours: none is published, the published requests have up to 919
+    max_prompt_characters: int = 65_536  # no text that a person writes has so few tokens a character
+    min_shift: float = 0.01  # ours too: between them all points of a schedule are distinct in float32
+    max_shift: float = 1000.0
 
 
 LIMITS = Limits()
 
 DEFAULT_STEPS = 50
 DEFAULT_SEED = 42
-DEFAULT_FLOW_SHIFT = 12.0
-DEFAULT_AUDIO_FLOW_SHIFT = 3.0
 DEFAULT_VISUAL_CONDITION_LEVEL = 0.999
 DEFAULT_AUDIO_CONDITION_LEVEL = 1.0

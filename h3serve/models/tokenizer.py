@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from transformers import PreTrainedTokenizerBase
 
 from h3serve.core.errors import CheckpointError
+from h3serve.core.prompt import VISION_TOKENS
 from h3serve.models.text_encoder import TextEncoderConfig
 
 SPEECH_TOKENS = (
@@ -19,12 +18,13 @@ SPEECH_TOKENS = (
     "<|caption_end|>",
 )
 # token -> its field in text_encoder/config.json
-VISION_TOKENS = {
-    "<|vision_start|>": "vision_start_token_id",
-    "<|vision_end|>": "vision_end_token_id",
-    "<|image_pad|>": "image_token_id",
-    "<|video_pad|>": "video_token_id",
-}
+VISION_FIELDS = dict(
+    zip(
+        VISION_TOKENS,
+        ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id"),
+        strict=True,
+    )
+)
 
 
 class Tokenizer:
@@ -42,11 +42,6 @@ class Tokenizer:
         """The ids of one piece of text: nothing stripped, added or cut off."""
         return self._backend(piece, add_special_tokens=False)["input_ids"]
 
-    def is_vision(self, ids: Sequence[int]) -> bool:
-        """Whether any of `ids` belongs to a vision block."""
-        marks = {self.vision_start, self.vision_end, self.image_pad, self.video_pad}
-        return not marks.isdisjoint(ids)
-
     @property
     def size(self) -> int:
         """One more than the largest id it can give."""
@@ -63,7 +58,7 @@ class Tokenizer:
 
 def check_tokenizer(tokenizer: Tokenizer, config: TextEncoderConfig) -> None:
     """Raises CheckpointError unless tokenizer and encoder mean the same ids."""
-    for token, field in VISION_TOKENS.items():
+    for token, field in VISION_FIELDS.items():
         (number,) = tokenizer.ids(token)
         if number != config.values[field]:
             raise CheckpointError(

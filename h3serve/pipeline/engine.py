@@ -15,6 +15,7 @@ from h3serve.core.capacity import Capacity, work_of
 from h3serve.core.errors import RequestError
 from h3serve.core.geometry import SizeRules
 from h3serve.core.plan import Plan
+from h3serve.core.prompt import check_length
 from h3serve.core.request import GenerationRequest
 from h3serve.core.settings import EngineSettings, check_quality, partitions_of
 from h3serve.core.tasks import PARTITION_OF, Partition, Quality, Task
@@ -74,12 +75,13 @@ class Engine:
         return tuple(task for task, partition in PARTITION_OF.items() if partition in self.denoisers)
 
     def check_request(self, request: GenerationRequest) -> None:
-        """RequestError for a task or a tier that this engine does not serve."""
+        """RequestError for a task or a tier that this engine does not serve, or a prompt of too many tokens."""
         if request.task not in self.tasks:
             partition = PARTITION_OF[request.task]
             allowed = f"the loaded weights do {', '.join(self.tasks)}; this task needs partition {partition}"
             raise RequestError("task", request.task, allowed)
         check_quality(request.quality, quality=self.quality, quantize="fp8" if self.float8 else "none")
+        check_length(len(self.tokenizer.ids(request.prompt)), request.prompt)
 
     @property
     def float8(self) -> bool:

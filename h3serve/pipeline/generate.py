@@ -25,7 +25,7 @@ from h3serve.pipeline.packing import PackedLayout
 from h3serve.pipeline.presentation import Presentation, Shown, ShownAudio, ShownPicture, ShownVideo, present
 from h3serve.pipeline.progress import Meter
 from h3serve.pipeline.rows import audio_to_latents, rows_to_video
-from h3serve.pipeline.schedule import Schedule, sigma_grid
+from h3serve.pipeline.schedule import Schedule, make_schedule
 from h3serve.pipeline.sink import Chunk, streaming_mp4
 from h3serve.runtime.copy_out import to_host
 
@@ -65,8 +65,9 @@ def present_request(
 
 def make_schedules(request: GenerationRequest, shifts: tuple[float, float], kept: Kept) -> tuple[Schedule, Schedule]:
     """(video, audio) schedules: the request's shifts, or else the checkpoint's."""
-    video = Schedule(sigma_grid(request.num_inference_steps, request.flow_shift or shifts[0]))
-    audio = Schedule(sigma_grid(request.num_inference_steps, request.audio_flow_shift or shifts[1]))
+    count = request.num_inference_steps
+    video = make_schedule(count, request.flow_shift or shifts[0], "flow_shift")
+    audio = make_schedule(count, request.audio_flow_shift or shifts[1], "audio_flow_shift")
     kept.put("schedule", sigmas_video=video.sigmas, sigmas_audio=audio.sigmas)
     return video, audio
 

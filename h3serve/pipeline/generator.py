@@ -145,6 +145,7 @@ class Generator:
         """The same from prepared media on: `prepared` in packed order, `plan` with their segments."""
         engine, target = self.engine, plan.target
         segments = [item.segment for item in prepared]
+        schedules = steps.make_schedules(request, engine.shifts(request.task), kept)
         drawn = self.replica.agree(replace(draw(request.seed, segments, target), dict(noise)))
         steps.keep_noise(drawn, kept)
         with meter.stage("encode text"):
@@ -155,7 +156,6 @@ class Generator:
             conditions = self._encode(request, prepared, drawn, meter, kept)
         layout = pack(shown.tags.numpy(), segments, target)
         steps.keep_layout(layout, conditions, kept)
-        schedules = steps.make_schedules(request, engine.shifts(request.task), kept)
         denoiser = engine.denoiser(request.task)
         engine.make_room(request.task, plan)
         with meter.stage("denoise"), engine.on_device(denoiser):
@@ -178,7 +178,7 @@ class Generator:
         meter.peak_bytes = self.replica.peaks(meter.peak_bytes)
         stats = {**meter.stats(), **engine.stats(request.task), **self.replica.describe()}
         stats |= {"plan": plan.describe(), "text_tokens": len(shown.tags)}
-        result = GenerationResult(plan, video, audio, stats, kept.arrays)
+        result = GenerationResult(plan, video, audio, stats, kept.finished())
         if output is not None and not steps.is_mp4(output):
             result.save(output)
         return result
@@ -190,7 +190,7 @@ class Generator:
                 pass
         meter.peak_bytes = self.replica.peaks(meter.peak_bytes)
         nothing = np.zeros((0, 0, 0, 3), np.uint8), np.zeros((2, 0), np.float32)
-        return GenerationResult(plan, *nothing, meter.stats(), kept.arrays)
+        return GenerationResult(plan, *nothing, meter.stats(), kept.finished())
 
     def _encode(
         self, request: GenerationRequest, prepared: Sequence[PreparedCondition], drawn: Noise, meter: Meter, kept: Kept

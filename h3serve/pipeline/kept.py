@@ -55,7 +55,10 @@ class Kept:
         if "steps" in self.groups:
             for name, value in arrays.items():
                 self._steps.setdefault(name, []).append(_array(value))
-                self.arrays[name] = np.stack(self._steps[name])
+
+    def finished(self) -> dict[str, np.ndarray[Any, Any]]:
+        """All arrays, those of the steps stacked along a first axis."""
+        return self.arrays | {name: np.stack(values) for name, values in self._steps.items()}
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:

@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 
 from h3serve.core.encoder_tokens import FRAMES_PER_BLOCK, sampled_frames
-from h3serve.core.errors import RequestError
 from h3serve.core.tasks import Task
 from h3serve.models.patches import MERGE, Grid, clip_patches, picture_patches
 from h3serve.models.text_encoder import IMAGE, TEXT, VIDEO, EncoderInput
@@ -68,18 +67,14 @@ def present(
 ) -> Presentation:
     """The presentation of one request; both sequences in request order.
 
-    Keyframes are shown in fl2va only: beside references they stay unseen. Raises RequestError if
-    the prompt spells out tokens of a vision block.
+    Keyframes are shown in fl2va only: beside references they stay unseen. The prompt spells out no
+    tokens of a vision block (`core/prompt.py`).
     """
     shown: dict[str, Sequence[Shown]] = {"t2va": (), "fl2va": keyframes, "ref2va": references}
     script = _Script(tokenizer)
     for item in shown[task]:
         script.show(item)
-    prompt_ids = tokenizer.ids(prompt)
-    if tokenizer.is_vision(prompt_ids):
-        allowed = "must not contain <|vision_start|>, <|vision_end|>, <|image_pad|> or <|video_pad|>"
-        raise RequestError("prompt", prompt, allowed)
-    script.write(prompt_ids)
+    script.write(tokenizer.ids(prompt))
     return script.finish()
 
 

@@ -13,16 +13,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from h3serve.core.errors import RequestError
 from h3serve.core.tasks import DEFAULT_AUDIO_CONDITION_LEVEL, DEFAULT_STEPS, DEFAULT_VISUAL_CONDITION_LEVEL, Partition
 from h3serve.pipeline.packing import FOLLOWS_AUDIO, FOLLOWS_VIDEO, VISUAL_CONDITION
+
+FIRST_SIGMA_OFF = 1e-6  # rounding of float32
 
 
 def sigma_grid(steps: int, shift: float) -> Tensor:
     """float32 [steps+1], from 1 to exactly 0; `steps` counts model evaluations."""
     base = torch.linspace(1, 0, steps + 1, dtype=torch.float32)
-    shifted = shift * base / (1 + (shift - 1) * base)
-    grid: Tensor = torch.unique_consecutive(shifted)
-    return grid
+    return shift * base / (1 + (shift - 1) * base)
+
+
+def make_schedule(steps: int, shift: float, field: str) -> Schedule:
+    """The schedule of one modality; RequestError naming `field`, where the shift is from, if it is none.
+
+    Sigmas have to fall from 1 to 0 and timesteps to rise, point by point: two equal ones would be an evaluation less.
+    """
+    schedule = Schedule(sigma_grid(steps, shift))
+    sigmas, times = schedule.sigmas, 1 - schedule.sigmas
+    is_whole = abs(float(sigmas[0]) - 1) < FIRST_SIGMA_OFF and float(sigmas[-1]) == 0
+    if not is_whole or not bool((sigmas.diff() < 0).all() and (times.diff() > 0).all()):
+        raise RequestError(field, shift, f"it must give {steps} evaluations {steps + 1} distinct sigmas from 1 to 0")
+    return schedule
 
 
 @dataclass(frozen=True)

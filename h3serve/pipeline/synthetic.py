@@ -18,7 +18,7 @@ from h3serve.models.denoiser import Denoiser
 from h3serve.models.float8_linear import use_float8
 from h3serve.models.text_encoder import TextEncoder
 from h3serve.models.tiers import use_tier, use_vae_tier
-from h3serve.models.tokenizer import VISION_TOKENS, Tokenizer
+from h3serve.models.tokenizer import VISION_FIELDS, Tokenizer
 from h3serve.models.video_vae import VideoVAE
 from h3serve.pipeline.engine import Engine, for_device
 from h3serve.runtime.meters import PeakMeter
@@ -37,7 +37,7 @@ def synthetic_engine(
 ) -> Engine:
     """All components for t2va and fl2va, nothing read from files; the demo's byte-level tokenizer."""
     backend = build_tokenizer()
-    ids = {field: backend.token_to_id(token) for token, field in VISION_TOKENS.items()}
+    ids = {field: backend.token_to_id(token) for token, field in VISION_FIELDS.items()}
     parts: dict[str, Any] = {
         name: synthetic_component(
             name,

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from h3serve.core.errors import CheckpointError, RequestError
 from h3serve.core.model_name import PARTITION_FOLDERS, TRANSFORMERS
-from h3serve.core.tasks import PARTITION_OF, Partition, Task
+from h3serve.core.tasks import LIMITS, PARTITION_OF, Partition, Task
 from h3serve.models.keymap import Layout
 from h3serve.weights.index import read_json
 
@@ -165,8 +164,10 @@ def _diffusers_partitions(root: Path) -> dict[Partition, PartitionFolder]:
 def _shifts(values: Mapping[str, Any], file: Path) -> SigmaShifts:
     for kind in ("video", "audio"):
         value = values.get(kind)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
-            raise CheckpointError(f"{file}: the {kind} sigma shift is {value!r}, not a number above 0")
+        low, high = LIMITS.min_shift, LIMITS.max_shift
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            allowed = f"a number from {low:g} to {high:g}"
+            raise CheckpointError(f"{file}: the {kind} sigma shift is {value!r}, not {allowed}")
     return SigmaShifts(float(values["video"]), float(values["audio"]))
 
 

@@ -99,6 +99,20 @@ def test_media_that_do_not_fit(conditions: list[Any], probes: list[MediaProbe], 
     assert caught.value.field == field
 
 
+def sound_of_a_video(sound: float, picture: float) -> MediaProbe:
+    return MediaProbe("video", 1344, 768, picture, 24.0, True, sound)
+
+
+def test_audio_taken_from_a_video_is_as_long_as_its_audio() -> None:
+    audio = condition("audio")
+    plan = resolve("ref2va", 5, [condition("image"), audio], [WIDE, sound_of_a_video(5.0, 60.0)])
+    assert plan.conditions[1].audio_latents == 200  # 40 a second
+    with pytest.raises(RequestError, match="^conditions: '42.00 s of sounds'"):
+        resolve("ref2va", 5, [condition("image")] + [audio] * 3, [WIDE] + [sound_of_a_video(14.0, 3.0)] * 3)
+    with pytest.raises(RequestError, match=r"^conditions\[1\]: '60.00 s'"):
+        resolve("ref2va", 5, [condition("image"), audio], [WIDE, sound_of_a_video(60.0, 5.0)])
+
+
 def test_start_time_cuts_a_long_clip() -> None:
     long = MediaProbe("video", 1344, 768, 60.0, 24.0)
     plan = resolve("ref2va", 5, [condition("video", start_time_seconds=30.0)], [long])

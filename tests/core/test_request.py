@@ -39,6 +39,9 @@ WRONG = [
     ("prompt", {"prompt": ""}),
     ("prompt", {"prompt": " \n"}),
     ("prompt", {"prompt": 3}),
+    ("prompt", {"prompt": "a fox <|vision_start|>"}),
+    ("prompt", {"prompt": "a fox " * 5000}),
+    ("prompt", {"prompt": "x" * 65_537}),
     *(
         ("target.duration_seconds", target(duration_seconds=v))
         for v in (3.99, 15.01, "4", math.nan, math.inf, None, -1)
@@ -52,7 +55,11 @@ WRONG = [
     *((name, {name: 1}) for name in ("guidance_scale", "negative_prompt", "fps", "num_frames", "n")),
     *(("num_inference_steps", {"num_inference_steps": v}) for v in (0, -1, 1001, 1.5, "50", True)),
     *(("seed", {"seed": v}) for v in (-1, 2**63, 2**64, "1", 1.0, True)),
-    *((name, {name: v}) for name in ("flow_shift", "audio_flow_shift") for v in (0, -1, math.nan, math.inf, "3")),
+    *(
+        (name, {name: v})
+        for name in ("flow_shift", "audio_flow_shift")
+        for v in (0, -1, math.nan, math.inf, "3", 0.009, 1000.1, 1e6, 1e39)
+    ),
     *((LEVEL, {LEVEL: v}) for v in (-0.1, 1.1, math.nan)),
     ("quality", {"quality": "high"}),
     ("reference_resize_mode", {"reference_resize_mode": "crop"}),
@@ -98,6 +105,8 @@ RIGHT = [
     target(duration_seconds=4),
     target(duration_seconds=15.0),
     {"seed": 2**63 - 1, "num_inference_steps": 1000},
+    {"flow_shift": 1000.0, "audio_flow_shift": 0.01},
+    {"prompt": "word " * 8192},
     *(fl2va(*c) for c in ([FIRST], [LAST], [FIRST, LAST])),
     fl2va(FIRST, **target(aspect_ratio="3:2")),
     ref2va(CLIP, target={}),  # duration from the one sound-bearing reference

@@ -47,6 +47,14 @@ def test_progress_covers_every_stage_and_step(generator: Generator) -> None:
     assert result.stats["plan"]["frames"] == 107
 
 
+def test_a_prompt_is_counted_by_its_own_tokens_before_anything_is_read(generator: Generator) -> None:
+    seen: list[Progress] = []
+    tokens = len(generator.engine.tokenizer.ids("~" * 20_000))
+    with pytest.raises(RequestError, match=f"^prompt: .* it has {tokens} tokens, at most 8192 are taken"):
+        generator.generate({**REQUEST, "prompt": "~" * 20_000}, on_progress=seen.append)
+    assert tokens > 8192 and not seen
+
+
 def test_kept_groups_and_explicit_noise(generator: Generator) -> None:
     result = generator.generate(REQUEST, keep=GROUPS)
     kept = result.kept

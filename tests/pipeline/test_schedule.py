@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from h3serve.pipeline.schedule import Schedule, sigma_grid, step_times
+from h3serve.core.errors import RequestError
+from h3serve.core.tasks import LIMITS
+from h3serve.pipeline.schedule import Schedule, make_schedule, sigma_grid, step_times
 
 VIDEO_50 = [1, 0.998302, 0.996540, 0.994709, 0.992806, 0.990826]
 AUDIO_50 = [1, 0.993243, 0.986301, 0.979167, 0.971831, 0.964286]
@@ -31,6 +33,20 @@ def test_grid_counts_evaluations_and_ends_clean(steps: int, shift: float) -> Non
     grid = sigma_grid(steps, shift)
     assert len(grid) == steps + 1
     assert grid[0] == 1 and grid[-1] == 0 and bool((grid.diff() < 0).all())
+
+
+@pytest.mark.parametrize("shift", [LIMITS.min_shift, 0.37, 3.0, 12.0, LIMITS.max_shift])
+def test_every_shift_and_count_that_is_taken_gives_distinct_points(shift: float) -> None:
+    for steps in range(1, LIMITS.max_steps + 1):
+        schedule = make_schedule(steps, shift, "flow_shift")
+        assert len(schedule.sigmas) == steps + 1 and len(schedule.timesteps) == steps
+
+
+@pytest.mark.parametrize(("steps", "shift"), [(50, 1e6), (50, 1e8), (50, 1e39), (1, 1e-4), (1000, 1e4), (594, 1e4)])
+def test_points_that_coincide_are_refused_by_the_fields_name(steps: int, shift: float) -> None:
+    """By arithmetic: near sigma 1 points lie 1 / (shift * steps) apart, float32 values 2**-24."""
+    with pytest.raises(RequestError, match=rf"^audio_flow_shift: .* {steps} evaluations {steps + 1} distinct sigmas"):
+        make_schedule(steps, shift, "audio_flow_shift")
 
 
 @pytest.mark.parametrize("steps", [1, 7, 50])
