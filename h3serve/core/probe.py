@@ -24,6 +24,7 @@ class MediaProbe:
     has_sound: bool = False
     sound_seconds: float = 0.0
     num_bytes: int = 0
+    skipped_seconds: float = 0.0  # at the beginning, left out: they lean on frames that were cut off
 
     @property
     def ratio(self) -> float:

@@ -14,7 +14,8 @@ from typing import Any
 import av
 import numpy as np
 
-from h3serve.media.container import open_media, sound_stream, time_zero, whole_packets
+from h3serve.media.container import open_media, sound_stream, whole_packets
+from h3serve.media.frames import find_opening
 from h3serve.media.resample import Wave, resample
 from h3serve.media.sources import MediaFile
 
@@ -66,6 +67,14 @@ def decode_sound(
     return line.wave, line.rate
 
 
+def check_sound(file: MediaFile) -> None:
+    """Decode the first frame; raises the MediaError that `decode_sound` would for its rate or channels."""
+    with closing(_frames(file, Fraction(0), seek=False)) as frames:
+        for _, frame in frames:
+            _mix(file, _mixer(frame), frame)
+            return
+
+
 class _Line:
     """The stretch of sound that is wanted; `end` is where the last sample placed on it ends."""
 
@@ -106,11 +115,11 @@ def _decode(file: MediaFile, start: Fraction, seconds: float, *, seek: bool) -> 
 def _frames(file: MediaFile, start: Fraction, *, seek: bool) -> Generator[tuple[Fraction, Any], None, None]:
     """(seconds after `start`, decoded frame) up to the first damage; all of one rate and layout."""
     first, decoded_bytes, begin = None, 0, -start
+    zero = find_opening(file).zero
     with open_media(file) as box:
         stream = sound_stream(box)
         if stream is None:
             raise file.error("it has no sound that can be decoded")
-        zero = time_zero(box)
         if seek:
             box.seek(int((zero + start - _SEEK_MARGIN_S) / stream.time_base), stream=stream)
         settled = zero + max(Fraction(_MISSING_S), start - Fraction(_SEEK_MARGIN_S, 2))

@@ -1,4 +1,4 @@
-"""Films and sounds opened safely: self-contained formats only, the right streams, one time zero.
+"""Videos and sounds opened safely: self-contained formats only, the right streams, packets while they are whole.
 
 Lists of other files (HLS, DASH, concat) are not opened: they could make us read any file or address.
 """
@@ -7,51 +7,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fractions import Fraction
 from typing import Any
 
 import av
 from av.stream import Disposition
 
+from h3serve.media import image
 from h3serve.media.sources import MediaFile
 
-# FFmpeg's names of its readers.
-FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,asf,wav,w64,mp3,flac,ogg,aac,aiff"
-ALLOWED = "a clip or sound must be MP4, MOV, MKV, WEBM, AVI, TS, WMV, WAV, MP3, FLAC, OGG, AAC or AIFF"
+# FFmpeg's names of its readers: containers with times of their own, or formats whose times follow from their samples.
+FORMATS = (
+    "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,asf,flv,gif,apng,"
+    "wav,w64,mp3,flac,ogg,aac,aiff,caf,au,amr,ac3,eac3,ape,wv,tta"
+)
+VIDEOS = "MP4, MOV, MKV, WEBM, AVI, TS, MPEG, WMV, FLV, or a moving GIF, WEBP or PNG"
+SOUNDS = "WAV, MP3, M4A, FLAC, OGG, AAC, AIFF, CAF, AU, AMR, AC-3, APE, WavPack or TTA"
+ALLOWED = f"{image.ALLOWED}; a video {VIDEOS}; a sound {SOUNDS}"
 OPTIONS = {"format_whitelist": FORMATS, "protocol_whitelist": "file"}
+LOOK_SECONDS = 20.0  # the longest that a file may keep us busy before its first frame, or with its packets
 
 
 @contextmanager
 def open_media(file: MediaFile) -> Iterator[Any]:
     """An av container for reading. Unknown or damaged content is a MediaError, in the block too."""
     file.check_size()
+    path = f"file:{file.path.absolute()}"
     try:
-        with av.open(f"file:{file.path.absolute()}", options=OPTIONS, metadata_errors="replace") as box:
-            yield box
+        box = av.open(path, options=OPTIONS, metadata_errors="replace", timeout=LOOK_SECONDS)
     except av.FFmpegError as error:
         raise file.error(f"it cannot be read ({error.strerror}); {ALLOWED}") from error
+    try:
+        with box:
+            yield box
+    except av.FFmpegError as error:
+        raise file.error(f"it cannot be read on ({error.strerror})") from error
 
 
 def picture_stream(box: Any) -> Any | None:
-    """The film: the default video stream, or the first. Cover art is not a film. None if there is none."""
-    return _best([s for s in box.streams.video if not s.disposition & Disposition.attached_pic])
+    """The video: of the default streams (or of all) the one with most pixels. Cover art is none."""
+    streams = _default([s for s in box.streams.video if not s.disposition & Disposition.attached_pic])
+    return max(streams, key=lambda s: s.codec_context.width * s.codec_context.height, default=None)
 
 
 def sound_stream(box: Any) -> Any | None:
     """The default sound stream, or the first; None if there is none."""
-    return _best(list(box.streams.audio))
-
-
-def time_zero(box: Any) -> Fraction:
-    """Stream time, in seconds, that counts as 0: where the earlier of picture and sound begins.
-
-    A picture that starts later than its sound thereby stays late. Sound before 0 is the encoder's
-    run-in, not sound.
-    """
-    picture, sound = picture_stream(box), sound_stream(box)
-    starts = [_start(picture)] if picture else []
-    starts += [max(_start(sound), Fraction(0))] if sound else []
-    return min(starts, default=Fraction(0))
+    return next(iter(_default(list(box.streams.audio))), None)
 
 
 def whole_packets(box: Any, streams: list[Any]) -> Iterator[Any]:
@@ -68,10 +68,7 @@ def whole_packets(box: Any, streams: list[Any]) -> Iterator[Any]:
             yield packet
 
 
-def _start(stream: Any) -> Fraction:
-    return Fraction((stream.start_time or 0) * stream.time_base)
-
-
-def _best(streams: list[Any]) -> Any | None:
-    streams = [s for s in streams if s.codec_context is not None]  # None: no decoder for it here
-    return next((s for s in streams if s.disposition & Disposition.default), streams[0] if streams else None)
+def _default(streams: list[Any]) -> list[Any]:
+    """Those of `streams` that are the default ones, or all where none is; none without a decoder here."""
+    streams = [s for s in streams if s.codec_context is not None]
+    return [s for s in streams if s.disposition & Disposition.default] or streams

@@ -34,6 +34,7 @@ HEIF_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"
 _ORIENTATION = 0x0112
 # Cameras add a preview or a depth map as a second picture to these; the first one is the photograph.
 _FIRST_OF_MANY = {"MPO", "HEIF"}
+_ANIMATIONS = {"GIF", "WEBP", "PNG"}
 
 
 def load_picture(file: MediaFile) -> Pixels:
@@ -53,8 +54,11 @@ def display_size(file: MediaFile) -> Size:
 
 
 @contextmanager
-def open_picture(file: MediaFile) -> Iterator[Image.Image]:
-    """The picture opened but not decoded, its pixel count checked; decoder failures become MediaErrors."""
+def open_picture(file: MediaFile, *, moving: bool = False) -> Iterator[Image.Image]:
+    """The picture opened but not decoded, its pixel count checked; decoder failures become MediaErrors.
+
+    More than one picture in a file is refused unless `moving` says that all are meant.
+    """
     file.check_size()
     heif = _has_heif()
     try:
@@ -62,7 +66,7 @@ def open_picture(file: MediaFile) -> Iterator[Image.Image]:
             if image.width * image.height > file.limits.max_picture_pixels:
                 limit = file.limits.max_picture_pixels
                 raise file.error(f"it has {image.width}x{image.height} pixels, at most {limit} are taken")
-            if getattr(image, "n_frames", 1) > 1 and image.format not in _FIRST_OF_MANY:
+            if not moving and _has_more(image):
                 raise file.error("it holds more than one picture; save the one that is meant")
             yield image
     except UnidentifiedImageError as error:
@@ -71,6 +75,19 @@ def open_picture(file: MediaFile) -> Iterator[Image.Image]:
         raise file.error(f"it has too many pixels, at most {file.limits.max_picture_pixels} are taken") from error
     except (OSError, *_BROKEN) as error:
         raise file.error(f"the picture is damaged ({error or type(error).__name__})") from error
+
+
+def is_animation(file: MediaFile) -> bool:
+    """True for a GIF, WEBP or PNG that moves."""
+    with open_picture(file, moving=True) as image:
+        return image.format in _ANIMATIONS and _has_more(image)
+
+
+def _has_more(image: Image.Image) -> bool:
+    """True for more than one picture. The second tells: to count them could take minutes."""
+    if image.format == "TIFF":
+        image.seek(0)  # only then does Pillow look whether a page follows
+    return getattr(image, "is_animated", False) and image.format not in _FIRST_OF_MANY
 
 
 # What Pillow's decoders raise, beside OSError, on files that break their own format's rules.

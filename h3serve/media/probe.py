@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import time
 from fractions import Fraction
 from typing import Any
 
-from h3serve.core.geometry import Size
 from h3serve.core.probe import MediaProbe
-from h3serve.media.container import open_media, picture_stream, sound_stream, time_zero, whole_packets
+from h3serve.media.animation import MAX_FRAMES, is_moving_webp, webp_seconds
+from h3serve.media.audio import check_sound
+from h3serve.media.container import LOOK_SECONDS, open_media, picture_stream, sound_stream, whole_packets
 from h3serve.media.display import seen_size
-from h3serve.media.image import display_size, is_picture
+from h3serve.media.frames import counted_end, find_opening, is_counted
+from h3serve.media.image import display_size, is_animation, is_picture
 from h3serve.media.sources import MediaFile
-from h3serve.media.video import frames
 
 
 def probe_media(file: MediaFile) -> MediaProbe:
-    """Look at a picture, clip or sound: header, packet times and at most one decoded frame.
+    """Look at a picture, video or sound: header, packet times and at most one decoded frame of each stream.
 
-    Lengths are those of the packets that are really there, counted from `time_zero`; data, subtitle
+    Lengths are those of the packets that are really there, counted from the opening; data, subtitle
     and cover streams are ignored. Raises MediaError for a file that cannot be used.
     """
     num_bytes = file.check_size()
     with file.path.open("rb") as stream:
         head = stream.read(32)
     if is_picture(head):
-        width, height = display_size(file)
-        return MediaProbe("image", width=width, height=height, num_bytes=num_bytes)
+        if not is_animation(file):
+            width, height = display_size(file)
+            return MediaProbe("image", width=width, height=height, num_bytes=num_bytes)
+        if is_moving_webp(file):
+            return _probe_webp(file, num_bytes)
     return _probe_streams(file, num_bytes)
+
+
+def _probe_webp(file: MediaFile, num_bytes: int) -> MediaProbe:
+    seconds = float(webp_seconds(file))
+    width, height = seen_size(find_opening(file).frame, None)
+    return MediaProbe("video", width=width, height=height, seconds=seconds, num_bytes=num_bytes)
 
 
 def _probe_streams(file: MediaFile, num_bytes: int) -> MediaProbe:
@@ -35,21 +45,22 @@ def _probe_streams(file: MediaFile, num_bytes: int) -> MediaProbe:
         picture, sound = picture_stream(box), sound_stream(box)
         if picture is None and sound is None:
             raise file.error("it has no picture and no sound that can be decoded")
-        ends = _ends(box, [s for s in (picture, sound) if s])
-        zero = time_zero(box)
-        sound_seconds = float(ends[sound.index] - zero) if sound and sound.index in ends else 0.0
+        ends = _ends(file, box, [s for s in (picture, sound) if s])
+        if picture is not None and picture.index not in ends:
+            raise file.error("it has no pictures")
+        opening = find_opening(file)
+        sound_seconds = float(ends[sound.index] - opening.zero) if sound and sound.index in ends else 0.0
         has_sound = sound_seconds > 0
+        if has_sound:
+            check_sound(file)
         if picture is None:
             if not has_sound:
                 raise file.error("its sound is empty")
             return MediaProbe(
                 "audio", seconds=sound_seconds, has_sound=True, sound_seconds=sound_seconds, num_bytes=num_bytes
             )
-        if picture.index not in ends:
-            raise file.error("it has no pictures")
-        seconds, rate = float(ends[picture.index] - zero), picture.average_rate
-        aspect = picture.sample_aspect_ratio
-    width, height = _clip_size(file, aspect)
+        seconds, rate = float(ends[picture.index] - opening.zero), picture.average_rate
+        width, height = seen_size(opening.frame, picture.sample_aspect_ratio)
     return MediaProbe(
         "video",
         width=width,
@@ -57,34 +68,37 @@ def _probe_streams(file: MediaFile, num_bytes: int) -> MediaProbe:
         seconds=seconds,
         fps=float(rate) if rate else None,
         has_sound=has_sound,
-        sound_seconds=sound_seconds,
+        sound_seconds=max(0.0, sound_seconds),
         num_bytes=num_bytes,
+        skipped_seconds=float(opening.skipped),
     )
 
 
-def _ends(box: Any, streams: list[Any]) -> dict[int, Fraction]:
+def _ends(file: MediaFile, box: Any, streams: list[Any]) -> dict[int, Fraction]:
     """Stream index -> time at which its last whole packet ends."""
     ends: dict[int, Fraction] = {}
-    for packet in whole_packets(box, streams):
-        stream, begin = packet.stream, packet.pts if packet.pts is not None else packet.dts
+    deadline, counted = time.monotonic() + LOOK_SECONDS, is_counted(box)
+    most = MAX_FRAMES if box.format.name in ("gif", "apng") else file.limits.max_packets
+    for number, packet in enumerate(whole_packets(box, streams)):
+        if number >= most or time.monotonic() > deadline:
+            raise file.error(f"it has more than {number} frames or packets of sound; cut out the part that is meant")
+        stream = packet.stream
+        video = stream.type == "video"
+        begin = packet.dts if packet.pts is None or (counted and video) else packet.pts
         if begin is None or packet.is_discard:
             continue
         end = (begin + (packet.duration or 0)) * packet.time_base
-        if not packet.duration and stream.type == "video" and stream.average_rate:
+        if not packet.duration and video and stream.average_rate:
             end += 1 / stream.average_rate
         ends[stream.index] = max(end, ends.get(stream.index, end))
     for stream in streams:
+        if stream.index not in ends or not stream.duration:
+            continue
+        if counted and stream.type == "video":
+            last = int(ends[stream.index] / stream.time_base)
+            ends[stream.index] = counted_end(file, stream, last) * stream.time_base
+            continue
         # The header knows what to cut of the last packet (padding of audio codecs), but not what is missing.
-        if stream.index in ends and stream.duration:
-            declared = ((stream.start_time or 0) + stream.duration) * stream.time_base
-            ends[stream.index] = min(ends[stream.index], declared)
+        declared = ((stream.start_time or 0) + stream.duration) * stream.time_base
+        ends[stream.index] = min(ends[stream.index], declared)
     return ends
-
-
-def _clip_size(file: MediaFile, pixel_aspect: Fraction | None) -> Size:
-    """Display (width, height), from the first frame that decodes."""
-    with closing(frames(file)) as decoded:
-        frame = next(decoded, None)
-        if frame is None:
-            raise file.error("none of its pictures can be decoded")
-        return seen_size(frame, pixel_aspect)

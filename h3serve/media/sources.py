@@ -18,6 +18,7 @@ class IngestLimits:
     max_file_bytes: int = 1 * GIB
     max_picture_pixels: int = 80_000_000
     max_frame_pixels: int = 8192 * 4320  # of a clip
+    max_packets: int = 1_000_000  # frames and packets of sound: two hours of video, looked through in seconds
     max_decoded_bytes: int = 32 * GIB  # of all frames of a clip that are decoded, kept or not
 
 
