@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from h3serve.core.errors import RequestError
-from h3serve.core.geometry import NAMED_RATIOS, parse_ratio
+from h3serve.core.geometry import parse_ratio
 from h3serve.core.prompt import check_prompt
 from h3serve.core.tasks import KEYFRAME_SIGNATURES, LIMITS
 
@@ -107,12 +107,6 @@ def _check_target(request: Request) -> None:
     target = request.target
     if target.aspect_ratio != "auto":
         parse_ratio(target.aspect_ratio)
-        if request.task != "fl2va" and target.aspect_ratio not in NAMED_RATIOS:
-            raise RequestError(
-                "target.aspect_ratio",
-                target.aspect_ratio,
-                f"{request.task} takes auto or one of {', '.join(NAMED_RATIOS)}",
-            )
     allowed = f"a number from {LIMITS.min_seconds:g} to {LIMITS.max_seconds:g}"
     if target.duration_seconds is None:
         bearing = [c for c in request.references if c.type != "image"]

@@ -15,6 +15,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from h3serve.core.errors import RequestError
 from h3serve.service.job import Json
+from h3serve.service.peer_fields import MAY_NAME_MEDIA
 from h3serve.service.replies import Refusal
 from h3serve.service.settings import BodyLimits
 
@@ -39,7 +40,7 @@ class Body:
     @property
     def is_plain(self) -> bool:
         """Nothing came with it and nothing is named in it that must be fetched, probed or kept."""
-        return not (self.is_form or self.fields.get("conditions") or "input_reference" in self.fields)
+        return not (self.is_form or any(self.fields.get(name) for name in MAY_NAME_MEDIA))
 
 
 async def read_body(request: Request, folder: Path, limits: BodyLimits) -> Body:
@@ -104,13 +105,13 @@ def too_large(what: str, limit: int) -> Refusal:
 
 async def _read_form(chunks: AsyncIterator[bytes], boundary: bytes, folder: Path, limits: BodyLimits) -> Body:
     form = _Form(folder, limits)
-    parser = MultipartParser(boundary, form.callbacks())  # type: ignore[arg-type]
     try:
+        parser = MultipartParser(boundary, form.callbacks())  # type: ignore[arg-type]
         async for chunk in chunks:
             parser.write(chunk)
         parser.finalize()
-    except FormParserError:
-        raise RequestError("request", "this body", "it is not whole multipart/form-data") from None
+    except FormParserError as error:
+        raise RequestError("request", "this body", f"it is not whole multipart/form-data ({error})") from None
     finally:
         form.close()
     if not form.is_whole:
@@ -126,7 +127,7 @@ class _Form:
         self.body, self.is_whole = Body(is_form=True), False
         self._header = (bytearray(), bytearray())
         self._headers: dict[str, bytes] = {}
-        self._name, self._size = "", 0
+        self._name, self._size, self._parts = "", 0, 0
         self._file: BinaryIO | None = None
         self._text = bytearray()
 
@@ -146,6 +147,11 @@ class _Form:
         if self._file is not None:
             self._file.close()
 
+    @property
+    def _is_list(self) -> bool:
+        """Clients send the items of a list as parts of one name."""
+        return "[]" in self._name
+
     def _add_header(self, index: int, data: bytes) -> None:
         self._header[index].extend(data)
         if len(self._header[index]) > self.limits.field:
@@ -164,12 +170,14 @@ class _Form:
             raise RequestError("request", "a part without a name", "every part needs a name")
         self._size, self._file = 0, None
         self._text.clear()
-        if b"filename" in options:
+        if b"filename" in options and self._name != "request":  # curl names the file of `-F request=@request.json`
             self._begin_file(options[b"filename"].decode("utf-8", "replace"))
-        elif self._name in self.body.fields:
+        elif self._name in self.body.fields and not self._is_list:
             raise RequestError(self._name, "a second part", "the field is given twice")
-        elif len(self.body.fields) >= self.limits.fields:
+        elif self._parts >= self.limits.fields:
             raise RequestError("request", "too many fields", f"at most {self.limits.fields}")
+        else:
+            self._parts += 1
 
     def _begin_file(self, given: str) -> None:
         if len(self.body.files) >= self.limits.files:
@@ -195,9 +203,13 @@ class _Form:
             self._file.close()
             return
         try:
-            self.body.fields[self._name] = self._text.decode()
+            text = self._text.decode()
         except UnicodeDecodeError:
             raise RequestError(self._name, "these bytes", "text in UTF-8") from None
+        if self._is_list:
+            self.body.fields.setdefault(self._name, []).append(text)
+        else:
+            self.body.fields[self._name] = text
 
     def _finish(self) -> None:
         self.is_whole = True

@@ -18,9 +18,11 @@ from h3serve.core.settings import check_quality
 from h3serve.media.probe import probe_media
 from h3serve.media.sources import IngestLimits, SourcePolicy
 from h3serve.service.body import Body
+from h3serve.service.form_fields import fields_of
 from h3serve.service.job import Json, NewJob
 from h3serve.service.keys import Caller
-from h3serve.service.openai_fields import fields_of, to_h3
+from h3serve.service.openai_fields import to_h3
+from h3serve.service.peer_fields import without_peer_fields
 from h3serve.service.references import Sources
 from h3serve.service.replies import Refusal
 from h3serve.service.settings import ServiceSettings
@@ -43,7 +45,7 @@ class Intake:
 
         Raises RequestError (MediaError, CapacityError) or Refusal; the caller removes `folder` then.
         """
-        fields = to_h3(fields_of(body))
+        fields = to_h3(without_peer_fields(fields_of(body)), self.supervisor.size_rules)
         self._check_model(fields.pop("model", None))
         priority = self._priority(fields.pop("priority", None), caller)
         webhook_url = self._webhook(fields.pop("webhook_url", None))

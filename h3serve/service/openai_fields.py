@@ -1,139 +1,143 @@
-"""The fields of the OpenAI videos API as H3 fields (docs/service.md has the table).
+"""The fields of the OpenAI videos API as H3 fields (docs/peers.md has the table).
 
-A body without `target` and `conditions` is read as OpenAI's: `seconds`, `size` and
-`input_reference` become them, and `task` follows from whether a picture is given.
+A body without `target` and `conditions` is read as OpenAI's: `seconds` or `num_frames`, `size` or
+`width` and `height`, and `input_reference` become them, and `task` follows from whether an image is given.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 from h3serve.core.errors import RequestError
-from h3serve.core.geometry import NAMED_RATIOS
-from h3serve.service.body import Body, parse_json
+from h3serve.core.geometry import (
+    FPS,
+    MAX_RATIO,
+    MIN_RATIO,
+    RELEASED_SIZES,
+    Size,
+    SizeRules,
+    aligned_frames,
+    canvas_size,
+)
+from h3serve.core.tasks import LIMITS
 from h3serve.service.job import Json
 
-_SIZE = re.compile(r"(\d{2,5})x(\d{2,5})")
+_SIZE = re.compile(r"([1-9]\d{1,4})x([1-9]\d{1,4})")
+_SECONDS = re.compile(r"\d{1,4}(\.\d{1,6})?")
 _DEFAULT_SECONDS = 4.0
-_RELEASE_EDGE = 768  # what the model was made for; larger pictures become this
+_RELEASE_EDGE = 768  # what the model was made for; larger videos become this
 _FROM_EDGE = 720
-_RATIO_SLACK = 0.03  # 1792x1024 is 7:4 and means 16:9
-_TEXT = frozenset(
-    {"task", "prompt", "model", "size", "seconds", "webhook_url", "quality", "reference_resize_mode"}
-    | {"aspect_ratio", "image_url", "file_id", "input_reference"}
-)
-_FORM_NAME = re.compile(r"(\w+)\[(\w+)\]")
-UPLOAD = "upload:"
+_NAMES = ("seconds", "num_frames", "size", "width", "height", "input_reference")
+_FIRST_FRAMES = aligned_frames(math.ceil(LIMITS.min_seconds * FPS))
+_LAST_FRAMES = aligned_frames(math.floor(LIMITS.max_seconds * FPS))
 
 
-def fields_of(body: Body) -> Json:
-    """The fields of a body: form parts as JSON values, the `request` part unpacked."""
-    if not body.is_form:
-        return dict(body.fields)
-    fields: Json = {}
-    for name, text in body.fields.items():
-        if name != "request":
-            _put_form_field(fields, name, text)
-    if "request" in body.fields:
-        fields = _merge(parse_json(body.fields["request"]), fields)
-    if any(upload.part == "input_reference" for upload in body.files):
-        fields["input_reference"] = UPLOAD + "input_reference"
-    return fields
-
-
-def _put_form_field(fields: Json, name: str, text: str) -> None:
-    """`target[short_edge]` goes into the object `target`, as the openai client writes it."""
-    match = _FORM_NAME.fullmatch(name)
-    if match is None:
-        fields[name] = _form_value(name, text)
-        return
-    outer, inner = match.groups()
-    group = fields.setdefault(outer, {})
-    if not isinstance(group, dict):
-        raise RequestError(name, text, f"{outer} is given twice")
-    group[inner] = _form_value(inner, text)
-
-
-def to_h3(fields: Json) -> Json:
+def to_h3(fields: Json, rules: SizeRules = RELEASED_SIZES) -> Json:
     """H3 fields from `fields`; raises RequestError naming the field as the caller wrote it."""
-    fields = dict(fields)
-    is_openai = "target" not in fields and "conditions" not in fields
-    seconds, size = fields.pop("seconds", None), fields.pop("size", None)
-    reference = fields.pop("input_reference", None)
-    for name, value in (("seconds", seconds), ("size", size), ("input_reference", reference)):
-        if value is not None and not is_openai:
+    given = {name: fields[name] for name in _NAMES if fields.get(name) is not None}
+    rest = {name: value for name, value in fields.items() if name not in _NAMES}
+    if "target" in fields or "conditions" in fields:
+        for name, value in given.items():
             raise RequestError(name, value, "give either OpenAI's fields or `target` and `conditions`")
-    if not is_openai:
-        return fields
-    if reference is not None:
-        uri = _reference_uri(reference)
-        fields["conditions"] = [{"type": "image", "uri": uri, "role": "keyframe", "frame_index": 0}]
-    task = fields.setdefault("task", "t2va" if reference is None else "fl2va")
-    duration = _DEFAULT_SECONDS if seconds is None else _seconds(seconds)
-    fields["target"] = {"duration_seconds": duration, **_size(size, task)}
-    return fields
+        return rest
+    if "input_reference" in given:
+        uri = _reference_uri(given["input_reference"])
+        rest["conditions"] = [{"type": "image", "uri": uri, "role": "keyframe", "frame_index": 0}]
+    rest.setdefault("task", "fl2va" if "conditions" in rest else "t2va")
+    rest["target"] = {"duration_seconds": _duration(given), **_canvas(given, rules)}
+    return rest
+
+
+def _duration(given: Json) -> float:
+    if "num_frames" in given:
+        if "seconds" in given:
+            raise RequestError("num_frames", given["num_frames"], "seconds is given too: leave one of them out")
+        return _seconds_of(given["num_frames"])
+    return _seconds(given["seconds"]) if "seconds" in given else _DEFAULT_SECONDS
 
 
 def _seconds(value: Any) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str) and re.fullmatch(r"\d{1,4}(\.\d{1,6})?", value):
-        return float(value)
-    raise RequestError("seconds", value, 'a number of seconds, such as "8"')
+    if isinstance(value, str) and _SECONDS.fullmatch(value):
+        value = float(value)
+    low, high = LIMITS.min_seconds, LIMITS.max_seconds
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise RequestError("seconds", value, f'a number of seconds from {low:g} to {high:g}, such as "8"')
+    return float(value)
 
 
-def _size(value: Any, task: Any) -> Json:
-    if value is None or value == "auto":
+def _seconds_of(frames: Any) -> float:
+    """The duration whose aligned length is `frames`; the longest one is asked for as 15 s."""
+    is_whole = isinstance(frames, int) and not isinstance(frames, bool)
+    if not is_whole or not _FIRST_FRAMES <= frames <= _LAST_FRAMES or aligned_frames(frames) != frames:
+        allowed = f"H3 makes 17n+5 frames, from {_FIRST_FRAMES} to {_LAST_FRAMES}: {_FIRST_FRAMES}, 124, 141 and so on"
+        raise RequestError("num_frames", frames, allowed)
+    return float(min(frames / FPS, LIMITS.max_seconds))
+
+
+def _canvas(given: Json, rules: SizeRules) -> Json:
+    if "width" in given or "height" in given:
+        return _exact_canvas(given, rules)
+    size = given.get("size", "auto")
+    if size == "auto":
         return {}
-    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if match is None:
-        raise RequestError("size", value, 'WIDTHxHEIGHT, such as "1280x720", or "auto"')
-    width, height = map(int, match.groups())
+        raise RequestError("size", size, 'WIDTHxHEIGHT, such as "1280x720", or "auto"')
+    width, height = int(match[1]), int(match[2])
     edge = min(width, height)
-    return {
-        "short_edge": _RELEASE_EDGE if edge >= _FROM_EDGE else edge,
-        "aspect_ratio": _ratio(width, height, value, task),
-    }
+    if not MIN_RATIO <= width / height <= MAX_RATIO or edge < LIMITS.min_short_edge:
+        allowed = (
+            f"a ratio of width to height from 1:4 to 4:1, and {LIMITS.min_short_edge} pixels or more at the short edge"
+        )
+        raise RequestError("size", size, allowed)
+    is_canvas = _nearest_canvas((width, height), rules) == (width, height)
+    return _target((width, height), edge if is_canvas or edge < _FROM_EDGE else _RELEASE_EDGE)
 
 
-def _ratio(width: int, height: int, value: str, task: Any) -> str:
-    asked = width / height
+def _exact_canvas(given: Json, rules: SizeRules) -> Json:
+    """`width` and `height` are pixels, not a wish: only a canvas that exists is taken."""
+    if "size" in given:
+        raise RequestError("size", given["size"], "width and height are given too: leave one of them out")
+    for name in ("width", "height"):
+        value = given.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 99999:
+            raise RequestError(name, value, "width and height are whole numbers of pixels, given together")
+    size = given["width"], given["height"]
+    if not MIN_RATIO <= size[0] / size[1] <= MAX_RATIO or min(size) < LIMITS.min_short_edge:
+        raise RequestError("width", f"{size[0]}x{size[1]}", "a canvas from 1:4 to 4:1, at least 64 pixels on each side")
+    near = _nearest_canvas(size, rules)
+    if near != size:
+        raise RequestError(
+            "width", f"{size[0]}x{size[1]}", f"no canvas of the model; the nearest is {near[0]}x{near[1]}"
+        )
+    return _target(size, min(size))
 
-    def distance(name: str) -> float:
-        across, down = map(int, name.split(":"))
-        return abs(asked * down / across - 1)
 
-    nearest = min(NAMED_RATIOS, key=distance)
-    if distance(nearest) <= _RATIO_SLACK:
-        return nearest
-    if task == "fl2va":
-        return f"{width}:{height}"
-    raise RequestError("size", value, f"a size with a ratio of {', '.join(NAMED_RATIOS)}")
+def _nearest_canvas(size: Size, rules: SizeRules) -> Size:
+    return canvas_size(size[0] / size[1], min(size), rules)
+
+
+def _target(size: Size, short_edge: int) -> Json:
+    common = math.gcd(*size)
+    return {"short_edge": short_edge, "aspect_ratio": f"{size[0] // common}:{size[1] // common}"}
 
 
 def _reference_uri(value: Any) -> str:
-    if isinstance(value, str) and value:
-        return value
-    if isinstance(value, dict) and set(value) == {"image_url"} and isinstance(value["image_url"], str):
-        return value["image_url"]
-    raise RequestError(
-        "input_reference", value, 'a file part, a URL, or {"image_url": URL}; files are not kept here beforehand'
+    """The URI in any of the forms that clients send."""
+    found = value
+    if (
+        isinstance(found, dict)
+        and found.get("type", "image_url") == "image_url"
+        and found.keys() <= {"type", "image_url"}
+    ):
+        found = found.get("image_url")
+        if isinstance(found, dict) and found.keys() == {"url"}:
+            found = found["url"]
+    if isinstance(found, str) and found:
+        return found
+    allowed = (
+        'a file part, a URL, {"image_url": URL} or {"image_url": {"url": URL}}; files are not kept here beforehand'
     )
-
-
-def _form_value(name: str, text: str) -> Any:
-    """Form parts are text: numbers, lists and objects are written as JSON."""
-    if name in _TEXT:
-        return text
-    try:
-        parsed = parse_json(f'{{"value": {text}}}')
-    except RequestError:
-        return text
-    return parsed["value"] if len(parsed) == 1 else text
-
-
-def _merge(first: Json, second: Json) -> Json:
-    for name in first.keys() & second.keys():
-        raise RequestError(name, second[name], "given both inside `request` and as a part")
-    return {**first, **second}
+    raise RequestError("input_reference", value, allowed)

@@ -17,7 +17,7 @@ from h3serve.core.errors import MediaError
 from h3serve.media.fetch import open_source
 from h3serve.media.sources import MediaFile, SourcePolicy
 from h3serve.service.body import Upload, safe_suffix
-from h3serve.service.openai_fields import UPLOAD
+from h3serve.service.form_fields import UPLOAD
 
 _JOB = re.compile(r"job:(video_[0-9a-f]{32})/([0-9]{2}[.a-z0-9]{0,6})")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -45,7 +46,7 @@ class BodyLimits:
     json: int = 64 * 2**20  # of a JSON body, with references as data URIs
     field: int = 2**20
     files: int = 16
-    fields: int = 64
+    fields: int = 128
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class ServiceSettings:
     worker: WorkerRules = field(default_factory=WorkerRules)
     limits: BodyLimits = field(default_factory=BodyLimits)
 
-    @property
+    @cached_property  # a path is looked up on the disk, and every reply has the name
     def model_name(self) -> str:
         """What callers see and may send as `model`: no path leaves the server."""
         is_path = self.model.startswith((".", "/", "~")) or Path(self.model).exists()

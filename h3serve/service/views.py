@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from h3serve.service.job import Job, Json
@@ -36,7 +37,8 @@ def job_view(job: Job, settings: ServiceSettings, snapshot: Snapshot | None = No
         "completed_at": _seconds(job.finished_at) if job.state is State.COMPLETED else None,
         "expires_at": _expires_at(job, settings),
         "prompt": job.request.get("prompt"),
-        "seconds": _asked_seconds(job),
+        "seconds": _whole_seconds(job),
+        "duration_seconds": job.plan.get("seconds"),
         "size": f"{job.plan.get('width')}x{job.plan.get('height')}",
         "error": _error(job),
         "remixed_from_video_id": None,
@@ -86,9 +88,10 @@ def percent(job: Job, snapshot: Snapshot | None) -> int:
     return low + (high - low) * snapshot.step // max(1, snapshot.steps)
 
 
-def _asked_seconds(job: Job) -> str:
+def _whole_seconds(job: Job) -> str:
+    """The whole seconds nearest to what was asked for: clients read this field with `int()`."""
     asked = job.request.get("target", {}).get("duration_seconds")
-    return f"{asked if asked is not None else job.plan.get('seconds', 0):g}"
+    return str(math.floor((asked if asked is not None else job.plan.get("seconds", 0)) + 0.5))
 
 
 def _error(job: Job) -> Json | None:

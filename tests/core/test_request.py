@@ -46,10 +46,7 @@ WRONG = [
         ("target.duration_seconds", target(duration_seconds=v))
         for v in (3.99, 15.01, "4", math.nan, math.inf, None, -1)
     ),
-    *(
-        ("target.aspect_ratio", target(aspect_ratio=v))
-        for v in ("5:1", "1:5", "16/9", "0:1", "3:2", "adaptive", "", 1.5)
-    ),
+    *(("target.aspect_ratio", target(aspect_ratio=v)) for v in ("5:1", "1:5", "16/9", "0:1", "adaptive", "", 1.5)),
     *(("target.short_edge", target(short_edge=v)) for v in (63, 0, -1, 4097, 768.0, "768")),
     ("target.fps", target(fps=24)),
     *((name, {name: 1}) for name in ("guidance_scale", "negative_prompt", "fps", "num_frames", "n")),
@@ -109,6 +106,8 @@ RIGHT = [
     {"prompt": "word " * 8192},
     *(fl2va(*c) for c in ([FIRST], [LAST], [FIRST, LAST])),
     fl2va(FIRST, **target(aspect_ratio="3:2")),
+    target(aspect_ratio="3:2"),
+    target(aspect_ratio="1:4"),
     ref2va(CLIP, target={}),  # duration from the one sound-bearing reference
     ref2va(PICTURE, SOUND, {**CLIP, "start_time_seconds": 0.5}),
     ref2va(FIRST, LAST, PICTURE),  # keyframes beside references

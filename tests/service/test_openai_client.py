@@ -33,7 +33,7 @@ def test_create_poll_list_download_delete(http: httpx.Client, tmp_path: Path) ->
         client.videos.retrieve(video.id)
     with pytest.raises(openai.BadRequestError) as caught:
         client.videos.create(prompt="a", seconds="99")
-    assert caught.value.param == "target.duration_seconds" and "4 to 15" in str(caught.value)
+    assert caught.value.param == "seconds" and "4 to 15" in str(caught.value)
     with pytest.raises(openai.NotFoundError) as missing:
         client.videos.create(prompt="a", model="sora-2")
     assert missing.value.code == "model_not_found"

@@ -90,7 +90,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (target(aspect_ratio="adaptive"), "target.aspect_ratio"),
     (target(more=1), "target.more"),
     ({"prompt": "a", "seconds": "soon"}, "seconds"),
-    ({"prompt": "a", "seconds": "3"}, "target.duration_seconds"),
+    ({"prompt": "a", "seconds": "3"}, "seconds"),
     ({"prompt": "a", "size": "big"}, "size"),
     ({"prompt": "a", "size": "1000x100"}, "size"),
     ({"prompt": "a", "input_reference": {"file_id": "file_1"}}, "input_reference"),

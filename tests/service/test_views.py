@@ -1,4 +1,5 @@
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -34,11 +35,28 @@ def test_a_request_can_be_sent_again() -> None:
     assert "flow_shift" not in body and body["seed"] == 4
 
 
+@pytest.mark.parametrize(
+    ("asked", "shown"), [(4, "4"), (4.0, "4"), (4.4, "4"), (4.5, "5"), (5.5, "6"), (14.9, "15"), (None, "6")]
+)
+def test_seconds_are_a_whole_number_and_the_exact_length_stands_beside(asked: float | None, shown: str) -> None:
+    request = {**REQUEST, "target": {"duration_seconds": asked}}
+    view = job_view(dataclasses.replace(JOB, request=request, plan={"seconds": 6.0 - 1 / 24}), ServiceSettings("demo"))
+    assert view["seconds"] == shown and int(view["seconds"]) and view["duration_seconds"] == 6.0 - 1 / 24
+
+
 @pytest.mark.parametrize(("kept_s", "expires"), [(60.0, 160), (None, None)])
 def test_expiry(kept_s: float | None, expires: int | None) -> None:
     done = dataclasses.replace(JOB, state=State.COMPLETED, finished_at=100.0)
     settings = ServiceSettings("demo-random", retention=Retention(files_s=kept_s))
     view = job_view(done, settings)
     assert view["expires_at"] == expires and view["completed_at"] == 100
-    assert view["seconds"] == "4.458" and view["size"] == "64x32"
+    assert view["seconds"] == "4" and view["duration_seconds"] == 4.458 and view["size"] == "64x32"
     assert job_view(JOB, settings)["expires_at"] is None
+
+
+def test_the_models_name_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, looks = ServiceSettings(str(tmp_path)), []
+    resolve = Path.resolve
+    monkeypatch.setattr(Path, "resolve", lambda path: looks.append(path) or resolve(path))
+    assert {job_view(JOB, settings)["model"] for _ in range(50)} == {tmp_path.name}
+    assert len(looks) == 1
