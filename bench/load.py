@@ -47,7 +47,9 @@ async def send(server: LiveServer, creates: int, connections: int) -> tuple[Coun
 async def post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: Any) -> tuple[int, str, bytes]:
     """By hand: a library client would cost more than the server, on the same machine."""
     data = json.dumps(body).encode()
-    head = f"POST /v1/videos HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+    head = (
+        f"POST /v1/videos HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+    )
     writer.write(head.encode() + b"\r\n\r\n" + data)
     headers = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
     size = int(headers.split("content-length: ")[1].split("\r")[0])

@@ -12,6 +12,7 @@ from h3serve.cli.console import say
 from h3serve.core.errors import RequestError
 from h3serve.core.model_name import check_model
 from h3serve.core.settings import is_float8
+from h3serve.service.hosts import is_host
 from h3serve.service.keys import add_key
 from h3serve.service.settings import DAY_S, GIB, Retention, ServiceSettings
 
@@ -22,6 +23,9 @@ def serve(
     model: flags.Model = _DEFAULT.model,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULT.host,
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = _DEFAULT.port,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="Name that requests may call the server, beside loopback. Repeatable.")
+    ] = None,
     data: Annotated[Path, typer.Option(help="Folder of jobs and their files.")] = _DEFAULT.data,
     database: Annotated[str | None, typer.Option(help="postgresql+psycopg://… instead of SQLite in --data.")] = None,
     partition: Annotated[str, typer.Option(help="fl2va, ref2va or both.")] = _DEFAULT.partition,
@@ -43,6 +47,9 @@ def serve(
     keep_days: Annotated[float, typer.Option(help="Days finished files are kept.")] = 7.0,
     keep_gib: Annotated[float | None, typer.Option(help="GiB of finished files that are kept.")] = None,
     keys: Annotated[Path | None, typer.Option(help="File of API keys; without it anybody may call.")] = None,
+    admin_without_key: Annotated[
+        bool, typer.Option("--admin-without-key", help="Without --keys, clients on this machine may use admin routes.")
+    ] = False,
     allow_folder: Annotated[list[Path] | None, typer.Option(help="Requests may name files in it. Repeatable.")] = None,
     weights_folder: Annotated[
         Path | None, typer.Option(help="Admin keys may update the weights from checkpoints in it.")
@@ -56,6 +63,11 @@ def serve(
         raise RequestError("--partition", partition, "fl2va, ref2va or both")
     if replicas < 1 or (replicas > 1 and ray is None):
         raise RequestError("--replicas", replicas, "1 or more, with --ray; without Ray --device is repeated")
+    for name in allowed_host or ():
+        if not is_host(name):
+            raise RequestError("--allowed-host", name, "a host name or an address, without scheme and port")
+    if admin_without_key and keys is not None:
+        raise RequestError("--admin-without-key", True, "not with --keys: `h3serve keys NAME --admin` makes admins")
     for folder in allow_folder or ():
         if not folder.is_dir():
             raise RequestError("--allow-folder", str(folder), "an existing folder")
@@ -73,6 +85,7 @@ def serve(
             database=database,
             host=host,
             port=port,
+            allowed_hosts=tuple(allowed_host or ()),
             partition=partition,  # type: ignore[arg-type]
             devices=tuple(device or _DEFAULT.devices) * replicas,
             dtype=dtype,
@@ -89,6 +102,7 @@ def serve(
             max_queued=max_queued,
             drain_s=drain,
             keys=keys,
+            admin_without_key=admin_without_key,
             folders=tuple(allow_folder or ()),
             weights=weights_folder,
             fetch_urls=fetch_urls,

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 
 from h3serve.service import about, admin, content, events, videos, workers
 from h3serve.service.context import Context
+from h3serve.service.hosts import hosts_of
 from h3serve.service.replies import install
 from h3serve.service.schema import component_schemas
 from h3serve.service.shield import Shield
@@ -27,7 +28,8 @@ def make_app(context: Context) -> FastAPI:
     for part in (videos, content, events, about, admin, workers):
         app.include_router(part.router)
     app.include_router(_pages())
-    app.add_middleware(Shield, metrics=context.metrics)
+    hosts = hosts_of(context.settings.host, context.settings.allowed_hosts)
+    app.add_middleware(Shield, metrics=context.metrics, hosts=hosts)
     _describe_body(app)
     return app
 

@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 from h3serve.service.body import Body
 from h3serve.service.estimate import Patience
 from h3serve.service.folder import DataFolder
+from h3serve.service.hosts import is_local
 from h3serve.service.intake import Intake
 from h3serve.service.job import Job, Json, NewJob
 from h3serve.service.keys import Caller, KeyRing
@@ -112,3 +113,18 @@ async def get_caller(request: Request, context: ContextOf) -> Caller:
 
 
 CallerOf = Annotated[Caller, Depends(get_caller)]
+
+
+async def get_admin(request: Request, caller: CallerOf, context: ContextOf) -> Caller:
+    """A caller who may change the server itself; raises Refusal 403 for any other."""
+    if caller.is_admin or (context.settings.admin_without_key and context.keys.is_open and is_local(request.scope)):
+        return caller
+    allowed = (
+        "a client on this machine with --admin-without-key, or a key that `h3serve keys NAME --admin` made"
+        if context.keys.is_open
+        else "a key that `h3serve keys NAME --admin` made"
+    )
+    raise Refusal(403, f"only an admin may do this: {allowed}", code="not_an_admin")
+
+
+AdminOf = Annotated[Caller, Depends(get_admin)]

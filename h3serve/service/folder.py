@@ -5,21 +5,25 @@ DATA/jobs.sqlite       the store, unless another database is named
 DATA/incoming/ID/      files of a request that is not accepted yet
 DATA/jobs/ID/inputs/   the frozen inputs of a job
 DATA/jobs/ID/attempt-N the files of one attempt; whole when it holds result.json
+DATA/set-aside/TIME/   what lay in jobs/ at a start and the store knew nothing of
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Collection
 from pathlib import Path
 
 from h3serve.core.errors import H3Error
 from h3serve.service.job import Job, Json
 
+log = logging.getLogger("h3serve.folder")
 RESULT = "result.json"
 
 
@@ -91,8 +95,16 @@ class DataFolder:
             flush(path)
 
     def remove(self, job_id: str) -> None:
-        """Remove every file of an accepted job."""
-        shutil.rmtree(self.job(job_id), ignore_errors=True)
+        """Remove every file of an accepted job.
+
+        It is moved first: a crash in the middle then leaves what the next start clears, not what it sets aside.
+        """
+        going = self.incoming(job_id).with_suffix(".gone")
+        try:
+            self.job(job_id).rename(going)
+        except OSError:  # there is none, or the rest of an earlier one is in the way
+            going = self.job(job_id)
+        shutil.rmtree(going, ignore_errors=True)
 
     def remove_incoming(self, job_id: str) -> None:
         """Remove what is left of a request that was refused or has been accepted."""
@@ -104,13 +116,38 @@ class DataFolder:
             if folder != keep:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def sweep(self, known: Collection[str]) -> None:
-        """Remove requests that were never accepted and files of jobs that are not `known`."""
+    def sweep(self, known: Collection[str]) -> list[Path]:
+        """Remove requests that were never accepted; set aside files of jobs that are not `known`.
+
+        Such a job may be of another database than the one at hand (a new, an older or a missing one): its files are
+        somebody's videos until a person has looked. Returns where they are now.
+        """
         for folder in (self.root / "incoming").iterdir():
             shutil.rmtree(folder, ignore_errors=True)
-        for folder in (self.root / "jobs").iterdir():
-            if folder.name not in known:
-                shutil.rmtree(folder, ignore_errors=True)
+        unknown = [folder for folder in (self.root / "jobs").iterdir() if folder.name not in known]
+        return self._set_aside(sorted(unknown), "the job database does not know these jobs")
+
+    def spare_whole(self, job: Job) -> list[Path]:
+        """Set aside finished attempts that the store does not know of, so that none is removed as half done.
+
+        A store that is older than the folder may call a job queued whose video is there.
+        """
+        current = self.attempt(job) if job.started_at is not None else None
+        whole = [a for a in sorted(self.job(job.id).glob("attempt-*")) if a != current and read_result(a) is not None]
+        return self._set_aside(whole, "the job database does not know that these were finished")
+
+    def _set_aside(self, folders: list[Path], why: str) -> list[Path]:
+        if not folders:
+            return []
+        target = self.root / "set-aside" / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{time.time_ns() % 10**9:09}"
+        moved = []
+        for folder in folders:
+            place = target / folder.relative_to(self.root / "jobs")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            moved.append(folder.rename(place))
+        names = [str(folder.relative_to(self.root / "jobs")) for folder in folders]
+        log.warning(f"set aside, not removed: {why}", extra={"number": len(names), "jobs": names, "into": str(target)})
+        return moved
 
 
 def read_result(attempt: Path) -> Json | None:

@@ -26,7 +26,7 @@ class Caller:
     max_queued: int | None = None
     max_running: int | None = None
     max_priority: int = 0
-    is_admin: bool = False  # may change the served weights and the number of workers
+    is_admin: bool = False  # may use the admin routes: weights, workers
 
 
 class BadKey(H3Error):

@@ -44,8 +44,10 @@ def settle(store: JobStore, folder: DataFolder, job: Job, outcome: Outcome) -> J
 
 
 def recover(store: JobStore, folder: DataFolder) -> list[Job]:
-    """At start: settle what a crash left running, remove files nobody owns; returns those jobs."""
+    """At start: settle what a crash left running, set aside files nobody owns; returns those jobs."""
     lost = store.in_state(State.IN_PROGRESS)
+    for job in (*lost, *store.in_state(State.QUEUED)):
+        folder.spare_whole(job)
     for job in lost:
         settle_lost(store, folder, job, "the server stopped while the job ran")
     folder.sweep(store.ids())

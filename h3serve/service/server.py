@@ -51,10 +51,13 @@ def serve(settings: ServiceSettings, *, command: Sequence[str] | None = None) ->
     if (settings.database or "").startswith("sqlite"):
         raise H3Error("the database is named for PostgreSQL only; a SQLite file is always in the data folder")
     with ExitStack() as stack:
-        anybody = Caller(max_priority=settings.max_priority, is_admin=True)
+        anybody = Caller(max_priority=settings.max_priority)
         keys = KeyRing(read_keys(settings.keys) if settings.keys else (), anybody=anybody)
-        if settings.weights is not None and not keys.has_admin:
-            raise H3Error("weight updates need a key file with an admin key: h3serve keys NAME --file FILE --admin")
+        if settings.weights is not None and not (keys.has_admin or settings.admin_without_key):
+            raise H3Error(
+                "weight updates need a key file with an admin key (h3serve keys NAME --file FILE --admin), "
+                "or --admin-without-key for clients on this machine"
+            )
         secret = read_secret(settings.webhook_secret) if settings.webhook_secret else None
         listener = bind(settings.host, settings.port)
         stack.callback(listener.close)
@@ -110,6 +113,8 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # the peer is who is connected, not who a header names
+            ws="none",
             lifespan="off",
             timeout_graceful_shutdown=_STREAMS_S,
         )

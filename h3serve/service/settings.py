@@ -58,6 +58,7 @@ class ServiceSettings:
     database: str | None = None  # a PostgreSQL URL; None: SQLite in the data folder
     host: str = "127.0.0.1"
     port: int = 8000
+    allowed_hosts: tuple[str, ...] = ()  # names that requests may call this server, beside loopback and `host`
     partition: Partition | Literal["both"] = "fl2va"
     devices: tuple[str, ...] = ("auto",)  # one worker, with its own copy of the model, on each
     dtype: str = "auto"
@@ -74,6 +75,7 @@ class ServiceSettings:
     max_queued: int = 100
     drain_s: float = 600.0
     keys: Path | None = None  # file of hashed API keys; None: anybody may call
+    admin_without_key: bool = False  # without keys, clients on this machine may use the admin routes
     folders: tuple[Path, ...] = ()  # conditions may name files below these
     weights: Path | None = None  # weight updates may name checkpoints below this folder; None: no updates
     fetch_urls: bool = True  # conditions may name http(s) URLs

@@ -1,4 +1,4 @@
-"""Around every request: security headers, writes only from the page's own origin, a time measured."""
+"""Around every request: its host, security headers, writes only from the page's own origin, a time measured."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import time
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from h3serve.service.hosts import Hosts
 from h3serve.service.metrics import Metrics
 from h3serve.service.replies import error_reply, reply_to
 
@@ -29,8 +31,8 @@ _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 class Shield:
     """ASGI middleware; it sees every reply, streams included."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
+    def __init__(self, app: ASGIApp, metrics: Metrics, hosts: Hosts) -> None:
+        self.app, self.metrics, self.hosts = app, metrics, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,8 +51,8 @@ class Shield:
             await send(message)
 
         try:
-            if is_foreign_write(scope):
-                await error_reply(403, "another site may not write here")(scope, receive, guarded)
+            if (refusal := self.refusal(scope)) is not None:
+                await refusal(scope, receive, guarded)
             else:
                 await self.app(scope, receive, guarded)
         except Exception as error:
@@ -62,6 +64,16 @@ class Shield:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             labels = self.metrics.requests.labels(method, route, str(status))
             labels.observe(time.monotonic() - began)
+
+    def refusal(self, scope: Scope) -> JSONResponse | None:
+        """What is answered instead of the application; every route is behind it."""
+        headers = Headers(scope=scope)
+        host = headers.get("host")  # HTTP/1.0 may leave it out; no browser does
+        if host is not None and not self.hosts.allows(host):
+            return error_reply(421, f"{host[:80]!r} is not this server; --allowed-host adds names", code="wrong_host")
+        if is_foreign_write(scope):
+            return error_reply(403, "another site may not write here")
+        return None
 
 
 def is_foreign_write(scope: Scope) -> bool:

@@ -16,6 +16,7 @@ from h3serve.service.job import Json
 from h3serve.service.ledger import Ledger
 from h3serve.service.messages import Load
 from h3serve.service.process import COMMAND
+from h3serve.service.room import check_device, check_memory, check_shared_gpus, emptiest
 from h3serve.service.settings import ServiceSettings
 from h3serve.service.slot import Slot, SlotState
 from h3serve.service.updates import WeightUpdates
@@ -52,7 +53,7 @@ class Supervisor:
         """Add workers, or let some go, until `workers` stay; who goes finishes its job first.
 
         New ones are on `device`, or else where the fewest of the settings' devices are, and take the weights that the
-        others have. RequestError for a number that cannot be had, Refusal 409 while weights are updated.
+        others have. RequestError or CapacityError for what cannot be had, Refusal 409 while weights are updated.
         """
         several = self.settings.gpus > 1 and self.settings.ray is None and set(self.settings.devices) != {"cpu"}
         if workers < 1 or workers > (1 if several else MOST_WORKERS):
@@ -61,14 +62,30 @@ class Supervisor:
         with self.updates.kept_out():
             self.slots = [slot for slot in self.slots if slot.is_alive() or not slot.leaves]
             staying = self.staying
+            self._check_room(staying, workers, device)
             for slot in sorted(staying, key=_reluctance)[: max(0, len(staying) - workers)]:
                 slot.leave()
             for _ in range(len(staying), workers):
-                slot = self._new(device or self._emptiest(), _add_failed)
+                there = [slot.device for slot in self.staying]
+                slot = self._new(device or emptiest(there, self.settings.devices), _add_failed)
                 for other in staying[:1]:
                     slot.updates.inherit(other.updates)
                 self.slots = [*self.slots, slot]
                 slot.start()
+
+    def _check_room(self, staying: Sequence[Slot], workers: int, device: str | None) -> None:
+        """Refuse a device that is not here, and more workers than the machine holds; on Ray the cluster decides."""
+        started = self.settings.devices
+        if device is not None:
+            check_device(device, started)
+        more = workers - len(staying)
+        if more <= 0 or self.settings.ray is not None:
+            return
+        there = [slot.device for slot in staying]
+        for _ in range(more):
+            there.append(device or emptiest(there, started))
+        check_shared_gpus(there, started)
+        check_memory(more, loaded=sum(slot.is_ready for slot in staying))
 
     def _new(self, device: str, on_fatal: Callable[[str], None]) -> Slot:
         return Slot(
@@ -79,11 +96,6 @@ class Supervisor:
             on_fatal=on_fatal,
             command=self.command,
         )
-
-    def _emptiest(self) -> str:
-        """The device of the settings that has fewest workers."""
-        used = Counter(slot.device for slot in self.staying)
-        return min(dict.fromkeys(self.settings.devices), key=lambda device: used[device])
 
     @property
     def tasks(self) -> tuple[str, ...]:

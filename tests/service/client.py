@@ -27,7 +27,7 @@ T2VA = {"task": "t2va", "prompt": "a lion", "target": {"short_edge": 64, "durati
 
 
 def context_of(store: JobStore, folder: DataFolder, keys: KeyRing | None = None, **settings: Any) -> Context:
-    values: dict[str, Any] = {"model": "fake", "partition": "both", **settings}
+    values: dict[str, Any] = {"model": "fake", "partition": "both", "allowed_hosts": ("testserver",), **settings}
     return Server(ServiceSettings(**values), store, folder, keys or KeyRing(), ["false"]).context
 
 

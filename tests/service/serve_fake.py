@@ -21,6 +21,7 @@ def main() -> None:
         if name in values:
             values[name] = Path(values[name])
     values["devices"] = tuple(values.get("devices", ("cpu",)))
+    values["allowed_hosts"] = tuple(values.get("allowed_hosts", ()))
     values["folders"] = tuple(map(Path, values.get("folders", ())))
     try:
         serve(ServiceSettings(**values), command=FAKE)

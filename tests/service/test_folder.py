@@ -41,15 +41,34 @@ def test_undo_removes_only_what_open_made(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["old"]
 
 
-def test_sweep_removes_what_nobody_owns(folder: DataFolder, store: JobStore) -> None:
+def test_what_the_store_does_not_know_is_set_aside(
+    folder: DataFolder, store: JobStore, caplog: pytest.LogCaptureFixture
+) -> None:
     job = put(store)
     folder.incoming("video_half").mkdir()
     (folder.incoming("video_half") / "upload").write_text("x")
     for name in (job.id, "video_orphan"):
-        folder.job(name).mkdir()
-    folder.sweep(store.ids())
+        (folder.job(name) / "attempt-1").mkdir(parents=True)
+        (folder.job(name) / "attempt-1" / "video.mp4").write_bytes(b"film")
+    (moved,) = folder.sweep(store.ids())
+    assert (moved / "attempt-1" / "video.mp4").read_bytes() == b"film"
+    assert moved.parent.parent == folder.root / "set-aside" and moved.name == "video_orphan"
+    assert [record.jobs for record in caplog.records] == [["video_orphan"]]  # type: ignore[attr-defined]
     assert [p.name for p in (folder.root / "jobs").iterdir()] == [job.id]
     assert list((folder.root / "incoming").iterdir()) == []
+    caplog.clear()
+    assert folder.sweep(store.ids()) == [] and not caplog.records
+
+
+def test_a_crash_while_a_job_is_removed_leaves_what_the_next_start_clears(
+    folder: DataFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.job("video_a").mkdir()
+    with monkeypatch.context() as crash:
+        crash.setattr("h3serve.service.folder.shutil.rmtree", lambda *_args, **_more: None)
+        folder.remove("video_a")
+    assert folder.sweep(set()) == []
+    assert [list((folder.root / name).iterdir()) for name in ("jobs", "incoming")] == [[], []]
 
 
 def test_accept_moves_the_inputs(folder: DataFolder) -> None:

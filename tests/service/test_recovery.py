@@ -1,3 +1,5 @@
+from pathlib import Path
+
 from h3serve.service.folder import DataFolder
 from h3serve.service.job import Outcome
 from h3serve.service.moves import State
@@ -70,3 +72,24 @@ def test_recovery_leaves_queued_jobs_and_finished_files(folder: DataFolder, stor
     assert recover(store, folder) == []
     assert folder.attempt(done).exists()
     assert store.get(waiting.id) == waiting
+
+
+def test_no_video_is_lost_to_a_store_that_is_new_or_older_than_the_folder(folder: DataFolder, tmp_path: Path) -> None:
+    """Three jobs end; the stores that are opened afterwards know of none, of one that waits, of one that runs."""
+    for number, until in enumerate(("unknown", "queued", "running")):
+        store = JobStore(f"sqlite:///{tmp_path / 'now.sqlite'}{number}")
+        put(store)
+        whole_attempt(folder, take(store), content=until.encode())
+        store.close()
+        older = JobStore(f"sqlite:///{tmp_path / 'old.sqlite'}{number}")
+        if until != "unknown":
+            ours = next(p.name for p in (folder.root / "jobs").iterdir())
+            put(older, id=ours)
+        if until == "running":
+            take(older)
+        recover(older, folder)
+        states = [job.state for job in older.page(owner=None, after=None, limit=9, newest_first=True)[0]]
+        assert states == {"unknown": [], "queued": ["queued"], "running": ["completed"]}[until]
+        older.close()
+        places = [p for p in folder.root.rglob("video.mp4") if p.read_text() == until]
+        assert len(places) == 1 and (until == "running") == ("set-aside" not in str(places[0]))
