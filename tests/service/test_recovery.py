@@ -78,13 +78,12 @@ def test_no_video_is_lost_to_a_store_that_is_new_or_older_than_the_folder(folder
     """Three jobs end; the stores that are opened afterwards know of none, of one that waits, of one that runs."""
     for number, until in enumerate(("unknown", "queued", "running")):
         store = JobStore(f"sqlite:///{tmp_path / 'now.sqlite'}{number}")
-        put(store)
+        job = put(store)
         whole_attempt(folder, take(store), content=until.encode())
         store.close()
         older = JobStore(f"sqlite:///{tmp_path / 'old.sqlite'}{number}")
         if until != "unknown":
-            ours = next(p.name for p in (folder.root / "jobs").iterdir())
-            put(older, id=ours)
+            put(older, id=job.id)
         if until == "running":
             take(older)
         recover(older, folder)
