@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from demo.train.ahead import made_ahead
-from demo.train.batches import Bucket
+from demo.train.batch_plan import Bucket
 from demo.train.encode import Encoders, audio_rows, video_rows
 from demo.train.forms import Form
 from demo.train.loop import Clock, write_whole

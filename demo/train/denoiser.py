@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from demo.train.batches import Arrays, Bucket, Plan, timestep_index
+from demo.train.batch_plan import Arrays, Bucket, Plan
+from demo.train.batches import timestep_index
 from demo.train.denoiser_sizes import transformer
 from demo.train.kernels import Expansion, Segments, Varlen, one_by_one, training_ops
 from demo.train.text import Seen, token_states

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
-from demo.train.batches import Plan
+from demo.train.batch_plan import Plan
 from demo.train.captured import record
 from demo.train.denoiser import Kernels, Noised, Trainee, losses, padded
 from demo.train.text import Seen

@@ -8,13 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from demo.train.batches import Bucket, Plan
+from demo.train.batch_plan import Bucket, Plan
 
 SPARE = 64  # rows at the end of a sequence that no sample has
 PIECE = 512  # rows and tokens of no sample form segments of this length

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from demo.train.batches import Bucket
+from demo.train.batch_plan import Bucket
 from demo.train.denoiser import Trainee
 from demo.train.encode import Encoders
 from demo.train.text import Seen, token_states

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from demo.train import ranks
-from demo.train.batches import Arrays, Bucket, Loader, Plan
+from demo.train.batch_plan import Arrays, Bucket, Plan
+from demo.train.batches import Loader
 from demo.train.denoiser import Kernels, Noised, Trainee, add_noise, draw_sigmas, losses, padded
 from demo.train.device import fastest
 from demo.train.encode import Encoders

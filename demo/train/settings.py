@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from h3serve.core.geometry import Size
+from h3serve.weights.demo_trained import TRAINED
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,7 @@ def read_arguments(description: str | None, words: list[str] | None = None) -> S
     parser.add_argument("--gpus", type=int, default=1, help="ranks; processes on a CPU")
     parser.add_argument("--rows", type=int, default=65536, help="of a batch, on each rank")
     parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument(
-        "--weights", type=Path, default=Path("demo/weights"), help="folder of the trained VAEs, or untrained"
-    )
+    parser.add_argument("--weights", type=Path, default=TRAINED, help="folder of the trained VAEs, or untrained")
     parser.add_argument("--state", type=Path, default=Path("/tmp/h3"), help="what a later command goes on from")
     parser.add_argument("--start", type=Path, help="packed weights that stage 2 goes on from, not from stage 1's state")
     parser.add_argument("--out", type=Path, default=Path("out"))

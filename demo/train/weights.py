@@ -1,7 +1,7 @@
 """The trained VAEs as files: weights in half precision, and the statistics of their latents beside them.
 
-`NAME.safetensors` holds parameters by h3serve's names, `NAME.json` the figures of the training and, under
-"statistics", `latents_mean` and `latents_std`.
+`NAME.safetensors` holds parameters by h3serve's names. `latents_mean` and `latents_std` are in `NAME.json` under
+"statistics", where a training run leaves its figures, or in the package's `config.json` of the trained demo.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from demo.train.loop import load_weights
 from h3serve.models.audio_vae import AudioVAE
 from h3serve.models.video_vae import VideoVAE
 from h3serve.weights.demo_sizes import Statistics
+from h3serve.weights.demo_trained import CONFIG
 
 
 def load_video_vae(file: Path, device: torch.device | str = "cpu") -> VideoVAE:
@@ -32,8 +33,11 @@ def load_audio_vae(file: Path, device: torch.device | str = "cpu") -> AudioVAE:
 
 
 def read_statistics(file: Path) -> Statistics:
-    """Of the latents, from the JSON beside the weights."""
-    return json.loads(file.with_suffix(".json").read_text())["statistics"]
+    """Statistics of the latents, from the JSON beside the weights."""
+    if (figures := file.with_suffix(".json")).is_file():
+        return json.loads(figures.read_text())["statistics"]
+    config = json.loads((file.parent / CONFIG).read_text())["configs"][file.stem]
+    return {name: config[name] for name in ("latents_mean", "latents_std")}
 
 
 def statistics(latents: torch.Tensor) -> Statistics:

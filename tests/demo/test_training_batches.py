@@ -11,7 +11,8 @@ from transformers import Qwen2TokenizerFast
 
 from demo.train import denoiser as training
 from demo.train import text
-from demo.train.batches import Bucket, Group, Loader, arrange
+from demo.train.batch_plan import Bucket, Group
+from demo.train.batches import Loader, arrange
 from demo.train.forms import make_form
 from demo.train.kernels import Segments, one_by_one, padded, training_ops
 from h3serve.core import segments
