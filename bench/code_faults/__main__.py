@@ -2,10 +2,10 @@
 
     python -m bench.code_faults [--only TEXT] [--limit-s 300] [--out FILE] [--list]
 
-Every fault of `bench/code_faults/*.yaml` is planted by itself in a copy of the working tree. Tests run in the order in
-which they are likely to notice it: those named after the file, those that import it, those of its folder. The first failure ends
-the fault: caught. A fault that all of them let pass within the limit has survived, so the share printed at the end is a lower
-bound: tests further away might have noticed it.
+Every fault of `bench/code_faults/*.yaml` is planted by itself in a copy of the working tree. Tests run in the
+order in which they are likely to notice it: those named after the file, those that import it, those of its
+folder. The first failure ends the fault: caught. A fault that all of them let pass within the limit has survived,
+so the share printed at the end is a lower bound: tests further away might have noticed it.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def plant(tree: Path, fault: Fault) -> Iterator[None]:
 
 
 def tests_for(tree: Path, file: str) -> list[str]:
-    """Test files by how near they are: named after the file, importing it, of the same folder, importing its importers."""
+    """Test files by nearness: named after the file, importing it, of the same folder, importing its importers."""
     tests = sorted(p for p in (tree / "tests").rglob("test_*.py") if "gpu" not in p.parts)
     named = [p for p in tests if Path(file).stem in p.stem]
     module = file.removesuffix(".py").replace("/", ".")
