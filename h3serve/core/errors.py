@@ -6,7 +6,9 @@ H3Error
 ├── CapacityError     the request is legal but cannot fit this machine                       (exit 2, HTTP 422)
 ├── CheckpointError   a weight file is missing, truncated, renamed or not what it claims     (exit 2, HTTP 500)
 ├── OutputError       the result could not be made or written (NaN, disk full, bad file)     (exit 1, HTTP 500)
-├── WorkerError       a worker process died, hung or ran out of memory                       (exit 1, HTTP 500)
+├── WorkerError       a worker process died or hung: another one may succeed                 (exit 1, HTTP 500)
+│   └── RankError     a rank met an error that nobody foresaw: it would come again
+│       └── OutOfMemoryError   that error was want of memory
 └── Cancelled         the caller asked to stop                                               (exit 1, HTTP 409)
 """
 
@@ -60,7 +62,15 @@ class OutputError(H3Error):
 
 
 class WorkerError(H3Error):
-    """A worker process died, hung or ran out of memory."""
+    """A worker process died or hung; the request is not at fault."""
+
+
+class RankError(WorkerError):
+    """One of several ranks met an error that nobody foresaw; the others raise this."""
+
+
+class OutOfMemoryError(RankError):
+    """One of several ranks ran out of memory; named like what that rank met itself."""
 
 
 class Cancelled(H3Error):

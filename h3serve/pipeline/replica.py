@@ -39,6 +39,10 @@ class Replica(Protocol):
     def leads(self) -> bool:
         """True on the rank that talks to the caller and holds the result."""
 
+    @property
+    def is_broken(self) -> bool:
+        """A rank is gone: no further request can be made."""
+
     def request(self, request: GenerationRequest) -> Any:
         """A context in which all ranks work on `request`; an error of one is raised on all."""
 
@@ -67,7 +71,7 @@ class Replica(Protocol):
 class Alone:
     """A replica of one rank."""
 
-    leads = True
+    leads, is_broken = True, False
     decode_clip = staticmethod(decode_clip)
 
     @contextmanager
@@ -113,6 +117,11 @@ class Member:
         """True on rank 0."""
         return self.ranks.leads
 
+    @property
+    def is_broken(self) -> bool:
+        """Known as soon as a process is gone, between requests too."""
+        return self.together.broken
+
     def request(self, request: GenerationRequest) -> AbstractContextManager[None]:
         """On the first rank: announce the request and work on it with the others."""
         return self._together(request.model_dump(mode="json"))
@@ -123,7 +132,7 @@ class Member:
 
     @contextmanager
     def _together(self, message: dict[str, Any]) -> Iterator[None]:
-        if self.together.broken:
+        if self.is_broken:
             raise WorkerError("this replica has lost a rank; it has to be started anew")
         if self.leads:
             self.together.announce(message)

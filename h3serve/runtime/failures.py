@@ -6,17 +6,18 @@ import json
 from typing import Any
 
 from h3serve.core import errors
-from h3serve.core.errors import H3Error, RequestError, WorkerError
+from h3serve.core.errors import H3Error, OutOfMemoryError, RankError, RequestError, WorkerError
+from h3serve.core.faults import broken_part, is_out_of_memory
 
 
 def to_json(error: BaseException, rank: int) -> dict[str, Any]:
-    """What the other ranks need to raise the same; anything but an H3Error becomes a WorkerError."""
+    """What the other ranks need to raise the same; anything but an H3Error becomes a kind of WorkerError."""
     if isinstance(error, RequestError):
         return {"kind": _kind(error), "arguments": [error.field, _plain(error.value), error.allowed]}
     if isinstance(error, H3Error):
         return {"kind": _kind(error), "arguments": [str(error)]}
     words = f"rank {rank}: {type(error).__name__}: {error}"
-    return {"kind": WorkerError.__name__, "arguments": [words]}
+    return {"kind": _unforeseen(error).__name__, "arguments": [words]}
 
 
 def from_json(described: dict[str, Any]) -> H3Error:
@@ -24,6 +25,12 @@ def from_json(described: dict[str, Any]) -> H3Error:
     kind = getattr(errors, str(described["kind"]))
     assert issubclass(kind, H3Error)
     return kind(*described["arguments"])
+
+
+def _unforeseen(error: BaseException) -> type[WorkerError]:
+    if is_out_of_memory(error):
+        return OutOfMemoryError
+    return RankError if broken_part(error) is None else WorkerError
 
 
 def _kind(error: H3Error) -> str:

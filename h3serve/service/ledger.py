@@ -65,11 +65,10 @@ class Ledger:
         self._note(job, self._insist(lambda: settle_lost(self.store, self.folder, job, cause)))
 
     def give_back(self, job: Job) -> None:
-        """The server stops: the job waits for the next one, its attempt not spent."""
-        self.folder.drop_attempts(job.id)
-        self._insist(lambda: self.store.requeue(job.id, counts=False))
-        self.board.drop(job.id)
+        """The server stops: a job that is not whole yet waits for the next one, its attempt not spent."""
         log.info("job given back", extra={"job": job.id})
+        why = "the server stopped"
+        self._note(job, self._insist(lambda: settle_lost(self.store, self.folder, job, why, counts=False)))
 
     def _note(self, job: Job, after: Job | None) -> None:
         """One summary line per end of a job."""

@@ -119,13 +119,14 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Failed:
-    """The job cannot be done; `leaves` says that the worker exits to be replaced."""
+    """The job cannot be done; `leaves` says that the worker exits to be replaced, `again` that another may succeed."""
 
     job_id: str
     attempt: int
     code: str
     message: str
     leaves: bool
+    again: bool
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from h3serve.service.channel import Channel
+from h3serve.service.channel import Channel, Closed
 from h3serve.service.messages import Load
 
 COMMAND = (sys.executable, "-m", "h3serve.service.worker")
-_REAP_S = 5.0
+_REAP_S = 5.0  # a killed process may need longer: for large pinned memory, or for good in a driver that hangs
 
 
 class WorkerProcess:
@@ -26,21 +26,31 @@ class WorkerProcess:
 
     def __init__(self, load: Load, command: Sequence[str] = COMMAND) -> None:
         ours, theirs = socket.socketpair()
+        self.channel = Channel(ours)
         with theirs:
-            self._popen = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            try:
+                self._popen = subprocess.Popen(
+                    [*command, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except BaseException:
+                self.channel.close()
+                raise
         self._oom_kills = oom_kills()
         self._why: str | None = None
-        self.channel = Channel(ours)
-        self.channel.send(load)
+        with suppress(Closed):  # it has ended already: whoever reads from it hears so
+            self.channel.send(load)
 
     @property
     def pid(self) -> int:
         return self._popen.pid
+
+    @property
+    def is_gone(self) -> bool:
+        """Its process has ended and holds nothing any more; asked after `end`."""
+        return self._popen.poll() is not None
 
     def end(self, grace_s: float = 0.0) -> str:
         """Wait `grace_s` for it to exit, then kill its group; returns why it ended."""
@@ -51,10 +61,13 @@ class WorkerProcess:
     def _end(self, grace_s: float) -> str:
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(grace_s)
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._popen.pid, signal.SIGKILL)
-        code = self._popen.wait(_REAP_S)
         self.channel.close()
+        try:
+            code = self._popen.wait(_REAP_S)
+        except subprocess.TimeoutExpired:
+            return f"the worker was killed and had not ended {_REAP_S:g} s later"
         return explain_exit(code, killed_for_memory=oom_kills() > self._oom_kills)
 
 

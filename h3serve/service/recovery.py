@@ -10,21 +10,25 @@ from h3serve.service.store import JobStore
 MAX_ATTEMPTS = 2
 
 
-def settle_lost(store: JobStore, folder: DataFolder, job: Job, cause: str) -> Job | None:
+def settle_lost(store: JobStore, folder: DataFolder, job: Job, cause: str, *, counts: bool = True) -> Job | None:
     """Decide the fate of a lost job: whole files complete it, else one retry, else it fails.
 
-    `cause` is the plain reason; returns the job as it now stands, or None when it is gone.
+    `cause` is the plain reason; without `counts` it was taken from its worker, and the attempt is not spent. Returns
+    the job as it now stands, or None when it is gone.
     """
-    job = store.row(job.id) or job
+    row = store.row(job.id)
+    if row is None or row.state is not State.IN_PROGRESS or row.attempts != job.attempts:
+        return row  # settled before, by a write whose answer was lost
+    job = row
     if job.cancel_requested:
         return settle(store, folder, job, Outcome(State.CANCELLED))
     result = read_result(folder.attempt(job))
     if result is not None:
         outcome = Outcome(State.COMPLETED, stats=result["stats"], files=result["files"])
         return settle(store, folder, job, outcome)
-    if job.attempts < MAX_ATTEMPTS:
+    if not counts or job.attempts < MAX_ATTEMPTS:
         folder.drop_attempts(job.id)
-        if (queued := store.requeue(job.id, counts=True)) is not None:
+        if (queued := store.requeue(job.id, counts=counts)) is not None:
             return queued
     message = f"{cause}; it was tried {job.attempts} times"
     return settle(store, folder, job, Outcome(State.FAILED, "worker_lost", message))

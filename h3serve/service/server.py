@@ -139,7 +139,6 @@ class Server(uvicorn.Server):
         try:
             self.run([listener])
         finally:
-            context.ledger.stop.set()
             self.supervisor.hurry()
             for helper in helpers:
                 helper.stop.set()

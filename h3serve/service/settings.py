@@ -33,6 +33,7 @@ class WorkerRules:
     stalled_s: float = 1800.0  # without a step: it answers but does not advance
     load_s: float = 3600.0
     cancel_s: float = 120.0  # a cancelled job that has not stopped by then loses its worker
+    exit_s: float = 300.0  # a killed process that has not ended by then is left behind
     restart_s: float = 1.0  # before the first restart; doubles up to `restart_max_s`
     restart_max_s: float = 60.0
 

@@ -96,7 +96,13 @@ class Slot(threading.Thread):
 
     @property
     def is_ready(self) -> bool:
-        return self.state in (SlotState.IDLE, SlotState.BUSY)
+        """Its worker is loaded and somebody watches it."""
+        return self.is_alive() and self.state in (SlotState.IDLE, SlotState.BUSY)
+
+    @property
+    def has_died(self) -> bool:
+        """It ended though nobody told it to."""
+        return self.ident is not None and not self.is_alive() and not self.drain.is_set()
 
     def run(self) -> None:
         delay = self.rules.restart_s
@@ -104,8 +110,9 @@ class Slot(threading.Thread):
             began = time.monotonic()
             try:
                 cause = self._one_worker()
-            except OSError as error:  # no process to be had
-                cause = f"no worker could be started: {error.strerror}"
+            except Exception:  # ours, not the worker's: a slot must outlive it
+                log.exception("the supervisor failed", extra={"worker": self.name})
+                cause = "internal error"
             if cause is None or self.drain.is_set():
                 break
             if time.monotonic() - began > self.rules.restart_max_s:
@@ -125,8 +132,26 @@ class Slot(threading.Thread):
     def _one_worker(self) -> str | None:
         """Use one worker until it ends; the reason why it must be replaced, None for no more."""
         self.state = SlotState.LOADING
-        worker = WorkerProcess(self.load, self.command)
-        watchdog = Watchdog(worker, self.rules)
+        try:
+            worker = WorkerProcess(self.load, self.command)
+        except OSError as error:
+            return f"no worker could be started: {error.strerror}"
+        try:
+            return self._use(worker, Watchdog(worker, self.rules))
+        finally:
+            self.state = SlotState.RESTARTING
+            worker.end()
+            self._await_exit(worker)
+
+    def _await_exit(self, worker: WorkerProcess) -> None:
+        """A killed process keeps its memory until it has ended: the next worker would not find it."""
+        until = time.monotonic() + self.rules.exit_s
+        while not worker.is_gone and not self.drain.wait(_LOOK_S):
+            if time.monotonic() > until:
+                log.error("a killed worker does not end", extra={"worker": self.name, "pid": worker.pid})
+                return
+
+    def _use(self, worker: WorkerProcess, watchdog: Watchdog) -> str | None:
         try:
             loaded = self._await_load(watchdog)
             if isinstance(loaded, LoadFailed):
@@ -145,11 +170,6 @@ class Slot(threading.Thread):
             if self.state is SlotState.LOADING:
                 return self._load_failed(str(lost))
             return str(lost)
-        except Exception:  # ours, not the worker's: a slot must outlive it
-            log.exception("the supervisor failed", extra={"worker": self.name})
-            return "internal error"
-        finally:
-            worker.end()
 
     def _load_failed(self, cause: str) -> str:
         if not self.tasks:  # it never worked: the reason is a setting, not an accident
@@ -169,8 +189,8 @@ class Slot(threading.Thread):
         return None
 
     def _serve(self, worker: WorkerProcess, watchdog: Watchdog) -> str | None:
-        self.state = SlotState.IDLE
         while not self.drain.is_set():
+            self.state = SlotState.IDLE
             self.wake.clear()
             self._cancel_wanted.clear()
             if not self.updates.take(watchdog):
@@ -208,7 +228,7 @@ class Slot(threading.Thread):
             raise
         finally:
             watchdog.job_ended()
-            self.job, self.state = None, SlotState.IDLE
+            self.job = None
 
     def _watch(self, watchdog: Watchdog, job: Job) -> bool:
         folder = self.ledger.folder
@@ -252,6 +272,8 @@ class Slot(threading.Thread):
         """Write the end down; False when the worker leaves."""
         if isinstance(end, Done):
             self.ledger.settle(job, Outcome(State.COMPLETED, stats=end.stats, files=end.files))
+        elif isinstance(end, Failed) and end.again:
+            self.ledger.lost(job, end.message)
         elif isinstance(end, Failed):
             self.ledger.settle(job, Outcome(State.FAILED, end.code, end.message))
         else:

@@ -23,6 +23,7 @@ from h3serve.service.updates import WeightUpdates
 
 log = logging.getLogger("h3serve.supervisor")
 MOST_WORKERS = 64  # a slip of the hand, beyond
+_WRITE_S = 30.0  # at the very end, for what has to be written down
 
 
 class Supervisor:
@@ -52,6 +53,7 @@ class Supervisor:
     def scale(self, workers: int, device: str | None = None) -> None:
         """Add workers, or let some go, until `workers` stay; who goes finishes its job first.
 
+        A slot that has died is replaced.
         New ones are on `device`, or else where the fewest of the settings' devices are, and take the weights that the
         others have. RequestError or CapacityError for what cannot be had, Refusal 409 while weights are updated.
         """
@@ -60,7 +62,7 @@ class Supervisor:
             allowed = "1: several replicas of several GPUs need Ray" if several else f"1 to {MOST_WORKERS}"
             raise RequestError("count", workers, allowed)
         with self.updates.kept_out():
-            self.slots = [slot for slot in self.slots if slot.is_alive() or not slot.leaves]
+            self.slots = [slot for slot in self.slots if slot.is_alive() or not (slot.leaves or slot.has_died)]
             staying = self.staying
             self._check_room(staying, workers, device)
             for slot in sorted(staying, key=_reluctance)[: max(0, len(staying) - workers)]:
@@ -145,9 +147,7 @@ class Supervisor:
         for slot in self.slots:
             slot.drain.set()
             slot.wake.set()
-        deadline = time.monotonic() + seconds
-        for slot in self.slots:
-            slot.join(max(0.0, deadline - time.monotonic()))
+        self._join(seconds)
         self.hurry()
 
     def hurry(self) -> None:
@@ -156,9 +156,15 @@ class Supervisor:
             slot.drain.set()
             slot.hurry.set()
             slot.wake.set()
+        self._join(_WRITE_S)
+        self.ledger.stop.set()  # a database that cannot be written holds nobody up: the next start recovers
+        self._join(None)
+
+    def _join(self, seconds: float | None) -> None:
+        deadline = None if seconds is None else time.monotonic() + seconds
         for slot in self.slots:
             if slot.is_alive():
-                slot.join()
+                slot.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
 
 def _reluctance(slot: Slot) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import logging
 import time
 
 from h3serve.core.errors import WorkerError
-from h3serve.service.channel import Closed
+from h3serve.service.channel import Busy, Closed
 from h3serve.service.messages import Beat, Message
 from h3serve.service.process import WorkerProcess
 from h3serve.service.settings import WorkerRules
@@ -38,9 +38,11 @@ class Watchdog:
     def send(self, message: Message) -> None:
         """Raises WorkerLost when nobody listens any more."""
         try:
-            self.worker.channel.send(message)
+            self.worker.channel.send(message, self.rules.silent_s)
         except Closed:
             raise WorkerLost(self.worker.end(_EXIT_S)) from None
+        except Busy:
+            self._give_up(f"the worker did not read for {self.rules.silent_s:g} s")
 
     def receive(self, timeout_s: float) -> Message | None:
         """The next message or None; raises WorkerLost when there will be no more."""

@@ -31,6 +31,10 @@ class H3Engine:
         if engine.device.type == "cuda":
             self.generator.warm_up()
 
+    @property
+    def is_broken(self) -> bool:
+        return self.generator.replica.is_broken
+
     def generate(self, request: Json, *, inputs: Path, output: Path, on_progress: OnProgress) -> Json:
         conditions = [{**c, "uri": str(inputs / c["uri"])} for c in request["conditions"]]
 

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -48,6 +49,7 @@ from h3serve.service.variants import NAMES, keep_files, write_variants
 
 log = logging.getLogger("h3serve.worker")
 _PR_SET_PDEATHSIG = 1
+_LOOK_S = 1.0  # how often an idle worker asks whether its engine is whole
 
 # (stage, step, steps, seconds left or None); raising from it stops the generation.
 OnProgress = Callable[[str, int, int, float | None], None]
@@ -64,6 +66,11 @@ class Engine(Protocol):
     load_stats: Json
     size_rules: Json
     capacity: Json | None
+
+    @property
+    def is_broken(self) -> bool:
+        """It can do no further job, because one of its ranks is gone."""
+        ...
 
     def generate(self, request: Json, *, inputs: Path, output: Path, on_progress: OnProgress) -> Json:
         """Write the MP4 at `output` and return the stats; paths in `request` are below `inputs`.
@@ -109,11 +116,19 @@ class Worker:
         for target, argument in ((self._read, None), (self._beat, first.beat_s)):
             threading.Thread(target=target, args=(argument,), daemon=True).start()
         engine = self._load(build, first.settings)
-        while engine is not None and not isinstance(task := self.todo.get(), Stop):
+        while engine is not None and not isinstance(task := self._next(engine), Stop):
             goes_on = self._run(engine, task) if isinstance(task, Run) else self._update(engine, task)
             if not goes_on:
                 return
             gc.collect()
+
+    def _next(self, engine: Engine) -> Run | Update | Stop:
+        """What to do next; ends the process when it could do nothing any more, rather than with the next job."""
+        while not engine.is_broken:
+            with suppress(queue.Empty):
+                return self.todo.get(timeout=_LOOK_S)
+        log.error("a rank of this worker is gone")
+        sys.exit(1)
 
     def _load(self, build: Callable[[Json], Engine], settings: Json) -> Engine | None:
         try:
@@ -142,7 +157,7 @@ class Worker:
         except Exception as error:
             failure = failure_of(error, self.stage)
             log.error("job failed", extra={"job": run.job_id}, exc_info=failure.leaves)
-            self.channel.send(Failed(*name, failure.code, failure.message, failure.leaves))
+            self.channel.send(Failed(*name, failure.code, failure.message, failure.leaves, failure.again))
             return not failure.leaves
         finally:
             self.stage = ""

@@ -1,11 +1,21 @@
 """Errors keep their kind and words on the way between ranks."""
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
 
-from h3serve.core.errors import Cancelled, CapacityError, H3Error, MediaError, RequestError, WorkerError
+from h3serve.core.errors import (
+    Cancelled,
+    CapacityError,
+    H3Error,
+    MediaError,
+    OutOfMemoryError,
+    RankError,
+    RequestError,
+    WorkerError,
+)
 from h3serve.runtime.failures import from_json, to_json
 from h3serve.runtime.groups import Disconnected
 
@@ -27,10 +37,24 @@ def test_ours_come_back_as_they_were(error: H3Error) -> None:
         assert str(back) == str(error)
 
 
-def test_anything_else_is_a_worker_error_that_names_the_rank() -> None:
-    back = from_json(to_json(IndexError("list index out of range"), 3))
-    assert type(back) is WorkerError
-    assert str(back) == "rank 3: IndexError: list index out of range"
+class AcceleratorError(RuntimeError):
+    """Named like the tensor library's for a device that failed."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (IndexError("list index out of range"), RankError),  # it would come again
+        (MemoryError("64 GiB"), OutOfMemoryError),
+        (AcceleratorError("CUDA error: uncorrectable ECC error"), WorkerError),  # the machine's fault
+        (OSError(errno.EIO, "Input/output error"), WorkerError),
+        (OSError(errno.ENOENT, "No such file"), RankError),
+    ],
+)
+def test_anything_else_is_a_worker_error_that_names_the_rank(error: Exception, kind: type[H3Error]) -> None:
+    back = from_json(to_json(error, 3))
+    assert type(back) is kind and isinstance(back, WorkerError)
+    assert str(back) == f"rank 3: {type(error).__name__}: {error}"
 
 
 def test_a_kind_of_our_own_comes_back_as_the_one_it_is_a_kind_of() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pytest import MonkeyPatch
 
-from h3serve.core.errors import Cancelled, RequestError, WorkerError
+from h3serve.core.errors import Cancelled, RankError, RequestError, WorkerError
 from h3serve.runtime import together as module
 from h3serve.runtime.groups import Ranks
 from h3serve.runtime.together import Together
@@ -69,7 +69,7 @@ def test_cancelling_is_an_error_of_the_first_rank(four: Pool) -> None:
 def test_any_exception_ends_the_request(four: Pool) -> None:
     answers = four.run(_request, {2: KeyError("x")}, "between")
     assert isinstance(answers.pop(2)["error"], KeyError)  # the rank itself keeps its own
-    check(answers, WorkerError, "rank 2: KeyError: 'x'")
+    check(answers, RankError, "rank 2: KeyError: 'x'")
 
 
 def test_of_several_errors_one_counts(four: Pool) -> None:

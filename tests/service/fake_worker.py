@@ -1,7 +1,8 @@
 """A worker with a fake model: real messages, real files, no network weights.
 
-The first words of a prompt say what happens: `die`, `die once`, `hang`, `stop beating`, `oom`,
-`wrong`, `break`, `full`, `slow N` (seconds per step). The model's name says how loading goes, and
+The first words of a prompt say what happens: `die`, `hang`, `stop beating`, `rank` (one is gone), `device`, `oom`,
+`wrong`, `break`, `full`, `slow N` (seconds per step), `last job` (a rank goes afterwards); with `once` at the
+first attempt only. The model's name says how loading goes, and
 that of an update's source how the update goes: `refused`, `broken`, `die`, `half` (breaks on the device
 `small` only), `slow`; any other one changes every film that is made afterwards.
 """
@@ -38,6 +39,7 @@ class FakeEngine:
         self.load_stats = {"seconds": 0.01, "peak_bytes": 1000}
         self.size_rules: Json = asdict(RELEASED_SIZES)
         self.capacity: Json | None = asdict(SMALL) if settings.get("device") == "small" else None
+        self.is_broken = False
 
     def generate(self, request: Json, *, inputs: Path, output: Path, on_progress: OnProgress) -> Json:
         prompt = str(request.get("prompt", ""))
@@ -49,6 +51,7 @@ class FakeEngine:
                 misbehave(prompt, output)
             if prompt.startswith("slow"):
                 time.sleep(float(prompt.split()[1]))
+        self.is_broken = prompt.startswith("last job")
         on_progress("decode video", 0, 1, None)
         write(output, int(request.get("seed", 0)) + sum(map(len, given)) + self.shift)
         return {"seconds": {"denoise": time.monotonic() - started}, "peak_bytes": {"denoise": 2000}}
@@ -72,7 +75,7 @@ class FakeEngine:
 
 def misbehave(prompt: str, output: Path) -> None:
     (output.parent / "half.partial").write_text("half")
-    if prompt.startswith("die once") and output.parent.name != "attempt-1":
+    if " once" in prompt and output.parent.name != "attempt-1":
         return
     if prompt.startswith("die"):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -80,6 +83,10 @@ def misbehave(prompt: str, output: Path) -> None:
         time.sleep(600)
     if prompt.startswith("stop beating"):
         os.kill(os.getpid(), signal.SIGSTOP)
+    if prompt.startswith("rank"):
+        raise WorkerError("rank 1 is gone")
+    if prompt.startswith("device"):
+        raise OSError(errno.EIO, "Input/output error", str(output))
     if prompt.startswith("oom"):
         raise MemoryError
     if prompt.startswith("wrong"):

@@ -26,6 +26,6 @@ def whole_attempt(folder: DataFolder, job: Job, content: bytes = b"film") -> dic
     attempt.mkdir(parents=True)
     (attempt / "video.mp4").write_bytes(content)
     entry = {"name": "video.mp4", "bytes": len(content), "sha256": "0" * 64, "type": "video/mp4"}
-    result = {"stats": {"seconds": 1}, "files": {"video": entry}}
+    result = {"stats": {"seconds": {"denoise": 1.0}}, "files": {"video": entry}}
     write_result(attempt, result)
     return result

@@ -50,6 +50,39 @@ def test_a_server_that_ends_stops_insisting(folder: DataFolder, store: JobStore,
     assert row is not None and row.state is State.IN_PROGRESS  # the next start recovers it
 
 
+def test_a_job_that_is_whole_is_not_given_back(folder: DataFolder, store: JobStore) -> None:
+    """Its worker had written everything; the server stopped before it heard so."""
+    put(store)
+    job = take(store)
+    whole_attempt(folder, job)
+    Ledger(store, folder, Metrics()).give_back(job)
+    after = store.get(job.id)
+    assert after is not None and after.state is State.COMPLETED and after.bytes == 4
+    content = folder.content(after, "video")
+    assert content is not None and content.read_bytes() == b"film"
+
+
+def test_a_job_that_is_half_done_is_given_back_unspent(folder: DataFolder, store: JobStore) -> None:
+    put(store)
+    store.requeue(take(store).id, counts=True)
+    job = take(store)
+    folder.attempt(job).mkdir(parents=True)
+    (folder.attempt(job) / "video.mp4").write_bytes(b"film")
+    Ledger(store, folder, Metrics()).give_back(job)
+    after = store.get(job.id)
+    assert after is not None and (after.state, after.attempts) == (State.QUEUED, 1)
+    assert not folder.attempt(job).exists()
+
+
+def test_a_cancelled_job_is_not_given_back(folder: DataFolder, store: JobStore) -> None:
+    put(store)
+    job = take(store)
+    store.request_cancel(job.id)
+    Ledger(store, folder, Metrics()).give_back(job)
+    after = store.get(job.id)
+    assert after is not None and after.state is State.CANCELLED
+
+
 def test_one_summary_line_per_end(folder: DataFolder, store: JobStore, caplog: pytest.LogCaptureFixture) -> None:
     put(store)
     job = take(store)

@@ -22,6 +22,17 @@ def test_a_lost_job_is_retried_once_then_fails_with_the_cause(folder: DataFolder
     assert after.error == "the worker was killed; it was tried 2 times"
 
 
+def test_a_job_that_was_settled_before_is_left_alone(folder: DataFolder, store: JobStore) -> None:
+    """The answer of the write was lost, so it is made again; meanwhile another worker may have the job."""
+    put(store)
+    first = take(store)
+    settle_lost(store, folder, first, "the worker was killed")
+    second = take(store)
+    whole_attempt(folder, second)
+    after = settle_lost(store, folder, first, "the worker was killed")
+    assert after == second == store.get(first.id) and folder.attempt(second).exists()
+
+
 def test_whole_files_complete_a_lost_job_without_running_it_again(folder: DataFolder, store: JobStore) -> None:
     put(store)
     job = take(store)

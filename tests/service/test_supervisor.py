@@ -113,6 +113,8 @@ def test_a_job_runs_to_completion(service: Service) -> None:
         ("die", "worker_lost", "was killed", 2),
         ("hang", "worker_lost", "made no progress in denoise", 2),
         ("stop beating", "worker_lost", "did not answer for 5 s", 2),
+        ("rank", "worker_lost", "rank 1 is gone; it was tried 2 times", 2),
+        ("device", "worker_lost", "the system failed (EIO) during denoise; it was tried 2 times", 2),
     ],
 )
 def test_a_bad_job_fails_in_words_and_the_next_is_unaffected(
@@ -128,13 +130,23 @@ def test_a_bad_job_fails_in_words_and_the_next_is_unaffected(
     assert service.supervisor.slots[0].restarts - before == restarts
 
 
-def test_a_lost_job_is_retried_with_the_same_result(service: Service) -> None:
+@pytest.mark.parametrize("prompt", ["die once", "rank once", "device once"])
+def test_a_lost_job_is_retried_with_the_same_result(service: Service, prompt: str) -> None:
     undisturbed = service.wait(service.submit("a lion", seed=9))
-    retried = service.wait(service.submit("die once", seed=9))
+    retried = service.wait(service.submit(prompt, seed=9))
     assert retried.state is State.COMPLETED and retried.attempts == 2
     assert undisturbed.files is not None and retried.files is not None
     assert retried.files["video"]["sha256"] == undisturbed.files["video"]["sha256"]
     assert service.files(retried) == [f"attempt-2/{name}" for name in ATTEMPT]
+
+
+def test_a_worker_that_can_do_no_further_job_ends_between_two(service: Service) -> None:
+    slot, before = service.supervisor.slots[0], service.supervisor.slots[0].restarts
+    job = service.wait(service.submit("last job"))
+    assert (job.state, job.attempts) == (State.COMPLETED, 1)
+    until(lambda: slot.restarts == before + 1 and slot.is_ready)
+    job = service.wait(service.submit("a lion"))
+    assert (job.state, job.attempts) == (State.COMPLETED, 1)
 
 
 def test_cancel_takes_effect_within_a_step_and_keeps_the_worker(service: Service) -> None:
