@@ -25,7 +25,7 @@ def make_app(context: Context) -> FastAPI:
     app = FastAPI(title="h3serve", version="1", docs_url=None, redoc_url=None)
     app.state.context = context
     install(app)
-    for part in (videos, content, events, about, admin, workers):
+    for part in (events, videos, content, about, admin, workers):
         app.include_router(part.router)
     app.include_router(_pages())
     hosts = hosts_of(context.settings.host, context.settings.allowed_hosts)

@@ -1,8 +1,10 @@
-"""Server-sent events of one video: `progress` while it waits and runs, then its final state."""
+"""Server-sent events of one video, or of all that a key has in one stream.
+
+A browser opens six connections to a host, and every stream holds one: a page takes the stream of all.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -12,48 +14,95 @@ from fastapi.responses import StreamingResponse
 
 from h3serve.service.context import CallerOf, Context, ContextOf
 from h3serve.service.job import Job, Json
+from h3serve.service.moves import WAITING
+from h3serve.service.progress import Bell
 from h3serve.service.schema import ERRORS
 from h3serve.service.views import percent
 
 router = APIRouter(prefix="/v1", responses=ERRORS)
 _QUIET_S = 10.0  # a comment at least this often shows that the line is alive
 _CLOSING_S = 0.5  # how soon a stream notices that the server stops
+_ALIVE = ": still here\n\n"
+
+
+@router.get("/videos/events", response_class=StreamingResponse)
+async def get_all_events(caller: CallerOf, context: ContextOf) -> StreamingResponse:
+    """A stream without end of all the caller's videos.
+
+    `created` with the whole video, first for each that waits or runs; then `progress`, and `completed`,
+    `failed` or `cancelled` with the whole video, or `deleted`.
+    """
+    return _reply(_stream_all(context, caller.name))
 
 
 @router.get("/videos/{job_id}/events", response_class=StreamingResponse)
 async def get_events(job_id: str, caller: CallerOf, context: ContextOf) -> StreamingResponse:
     """A stream that ends with `completed`, `failed`, `cancelled`, `expired` or `deleted`."""
     await to_thread.run_sync(context.find, job_id, caller)
+    return _reply(_stream(context, job_id))
+
+
+def _reply(stream: AsyncIterator[str]) -> StreamingResponse:
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_stream(context, job_id), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+
+async def _stream_all(context: Context, owner: str) -> AsyncIterator[str]:
+    shown: dict[str, Json] = {}
+    with context.board.listen_all(owner) as bell:
+        yield _ALIVE  # the listener is there: nothing is missed from now on
+        waiting = await to_thread.run_sync(context.store.in_state, *WAITING)
+        changed = [job.id for job in waiting if job.owner == owner]
+        while not context.closing.is_set():
+            for job_id in changed:
+                job = await to_thread.run_sync(context.store.get, job_id, owner)
+                for event in _changes(context, job_id, job, shown):
+                    yield event
+            if not await _heard(bell, context):
+                yield _ALIVE
+            changed = bell.take()
+
+
+def _changes(context: Context, job_id: str, job: Job | None, shown: dict[str, Json]) -> list[str]:
+    """What there is to say of a job that changed; `shown` is what was said of those that wait or run."""
+    if job is None or job.is_final:
+        shown.pop(job_id, None)
+        return [_end(context, job_id, job)]
+    before, now = shown.get(job_id), _brief(context, job)
+    shown[job_id] = now
+    if before is None:
+        return [_event("created", context.view(job))]
+    return [_event("progress", now)] if now != before else []
 
 
 async def _stream(context: Context, job_id: str) -> AsyncIterator[str]:
     shown: Json | None = None
-    with context.board.listen(job_id) as changed:
+    with context.board.listen(job_id) as bell:
         while not context.closing.is_set():
-            changed.clear()
+            bell.take()
             job = await to_thread.run_sync(context.store.get, job_id)
             if job is None or job.is_final:
-                yield _event("deleted", {"id": job_id}) if job is None else _event(job.state, context.view(job))
+                yield _end(context, job_id, job)
                 return
             if (now := _brief(context, job)) != shown:
                 shown = now
                 yield _event("progress", now)
-            if not await _heard(changed, context):
-                yield ": still here\n\n"
+            if not await _heard(bell, context):
+                yield _ALIVE
 
 
-async def _heard(changed: asyncio.Event, context: Context) -> bool:
+async def _heard(bell: Bell, context: Context) -> bool:
     """Whether something changed before it was quiet for too long or the server closed."""
     for _ in range(round(_QUIET_S / _CLOSING_S)):
-        try:
-            await asyncio.wait_for(changed.wait(), _CLOSING_S)
+        if await bell.wait(_CLOSING_S):
             return True
-        except TimeoutError:
-            if context.closing.is_set():
-                return False
+        if context.closing.is_set():
+            return False
     return False
+
+
+def _end(context: Context, job_id: str, job: Job | None) -> str:
+    return _event("deleted", {"id": job_id}) if job is None else _event(job.state, context.view(job))
 
 
 def _brief(context: Context, job: Job) -> Json:
@@ -62,6 +111,7 @@ def _brief(context: Context, job: Job) -> Json:
         "id": job.id,
         "status": str(job.state),
         "progress": percent(job, snapshot),
+        "cancel_requested": job.cancel_requested,
         "stage": snapshot.stage if snapshot else None,
         "step": snapshot.step if snapshot else None,
         "steps": snapshot.steps if snapshot else None,

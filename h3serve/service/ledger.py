@@ -45,7 +45,7 @@ class Ledger:
     def claim(self, tasks: Collection[str]) -> Job | None:
         job = self._insist(lambda: claim(self.store, tasks, self._max_running))
         if job is not None:
-            self.board.ring(job.id)
+            self.board.ring(job)
             self.metrics.queue_wait.observe(waited_s(job))
         return job
 
@@ -72,7 +72,7 @@ class Ledger:
 
     def _note(self, job: Job, after: Job | None) -> None:
         """One summary line per end of a job."""
-        self.board.drop(job.id)
+        self.board.drop(job)
         if after is None or not after.is_final:
             return
         self.metrics.ended(after)

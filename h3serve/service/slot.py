@@ -264,7 +264,7 @@ class Slot(threading.Thread):
             return None
         if isinstance(message, Progress):
             step = Snapshot(message.stage, message.step, message.steps, message.seconds_left)
-            self.ledger.board.update(job.id, step)
+            self.ledger.board.update(job, step)
             return None
         return message
 

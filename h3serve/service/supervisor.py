@@ -140,7 +140,6 @@ class Supervisor:
         """A running job's cancellation is in the store: tell the slot that runs it."""
         for slot in self.slots:
             slot.cancel(job_id)
-        self.ledger.board.ring(job_id)
 
     def drain(self, seconds: float) -> None:
         """Take no new job, let running ones finish for `seconds`, give the rest back, end."""

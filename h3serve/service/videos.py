@@ -89,6 +89,7 @@ def cancel_video(job_id: str, caller: CallerOf, context: ContextOf) -> Json:
     if after.is_final and after.state is not State.CANCELLED:
         raise Refusal(409, f"this video is {after.state} and cannot be cancelled", code="already_final")
     context.supervisor.cancel(job.id)
+    context.board.ring(job)
     return context.view(after)
 
 
@@ -99,6 +100,7 @@ def delete_video(job_id: str, caller: CallerOf, context: ContextOf) -> Json:
     if context.store.delete(job.id):
         context.folder.remove(job.id)
     context.supervisor.cancel(job.id)
+    context.board.ring(job)
     return {"id": job.id, "object": "video.deleted", "deleted": True}
 
 
@@ -132,4 +134,6 @@ async def _accept(context: Context, caller: Caller, new: NewJob, *, has_files: b
         if has_files and not is_new:
             await context.work(context.folder.remove, new.id)
     context.supervisor.wake()
+    if is_new:
+        context.board.ring(job)
     return job

@@ -95,6 +95,32 @@ def test_events_end_with_the_final_state(http: httpx.Client) -> None:
     assert any(data["seconds_left"] for n, data in seen if n == "progress")
 
 
+def test_one_stream_tells_of_all_videos(http: httpx.Client, server: LiveServer) -> None:
+    early = create(http, prompt="slow 0.1")
+    seen: list[tuple[str, str, str]] = []
+    late: dict[str, Any] = {}
+    with server.client() as other, other.stream("GET", "/v1/videos/events") as stream:
+        name = ""
+        for line in stream.iter_lines():
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            elif line.startswith("data: "):
+                data = json.loads(line.removeprefix("data: "))
+                seen.append((name, data["id"], data["status"] if name != "deleted" else ""))
+                if len(seen) == 1:
+                    late = create(http, prompt="b")
+                elif name == "completed" and data["id"] == late["id"]:
+                    http.delete(f"/v1/videos/{early['id']}")
+                elif name == "deleted":
+                    break
+    assert seen[0][:2] == ("created", early["id"]) and seen[-1] == ("deleted", early["id"], "")
+    for video in (early, late):
+        names = [name for name, of, _ in seen if of == video["id"]]
+        assert names.count("created") == 1 and names[0] == "created" and names.count("completed") == 1
+        assert names.count("progress") >= 2
+    assert {of for _, of, _ in seen} == {early["id"], late["id"]}
+
+
 def test_cancel_and_content_before_and_after(http: httpx.Client) -> None:
     running, queued = create(http, prompt="slow 0.5"), create(http)
     wait_for(lambda: http.get(f"/v1/videos/{running['id']}").json()["stage"] == "denoise")

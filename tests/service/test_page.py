@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from PIL import Image
 
@@ -144,6 +145,61 @@ def test_cancel_another_seed_use_again_and_delete(page: Page) -> None:
     page.window.execute_script("window.confirm = () => true")
     page.one(f'[data-id="{second}"] .delete').click()
     wait_for(lambda: page.first() == video)
+
+
+def test_eight_tabs_with_more_videos_than_a_browser_has_connections(browser: Any, page: Page) -> None:
+    """Chromium opens six connections to a host; each stream holds one, and all tabs share it."""
+    address, first = browser.current_url, browser.current_window_handle
+    page.small()
+    page.fill("#prompt", "slow 0.5 a queue")
+    made = [page.send() for _ in range(8)]
+    tabs = [first]
+    try:
+        for _ in range(7):
+            browser.switch_to.new_window("tab")
+            tabs.append(browser.current_window_handle)
+            browser.get(address)
+        for tab in tabs:
+            browser.switch_to.window(tab)
+            wait_for(lambda: page.state(made[-1]) == "Waiting", 5)
+        browser.execute_script(
+            "window.slow = 0; const began = performance.now();"
+            "fetch('/v1/models').then(() => { window.slow = performance.now() - began + 1; })"
+        )
+        assert 0 < wait_for(lambda: browser.execute_script("return window.slow"), 5) < 4000
+        page.one(f'[data-id="{made[-1]}"] .cancel').click()
+        browser.execute_script("window.confirm = () => true")
+        page.one(f'[data-id="{made[-2]}"] .delete').click()
+        for tab in tabs:  # told by the stream alone: looking again does not take a card away
+            browser.switch_to.window(tab)
+            wait_for(lambda: page.state(made[-1]) == "Cancelled", 3)
+            wait_for(lambda: page.state(made[-2]) == "", 3)
+        running = wait_for(lambda: next((v for v in made if page.state(v) == "Running"), None))
+        wait_for(
+            lambda: "denoising step" in page.text(f'[data-id="{running}"] .detail') or page.state(running) == "Done"
+        )
+    finally:
+        for tab in tabs[1:]:
+            browser.switch_to.window(tab)
+            browser.close()
+        browser.switch_to.window(first)
+    for video in made[:-2]:
+        page.one(f'[data-id="{video}"] .cancel').is_displayed() and page.one(f'[data-id="{video}"] .cancel').click()
+
+
+def test_a_seed_beyond_what_a_number_of_javascript_holds(page: Page, http: httpx.Client) -> None:
+    seed = 2**63 - 1  # the largest one; as a float it is 2**63
+    page.small()
+    page.fill("#prompt", f'a lion, "seed":{seed} in its words')
+    page.fill("#seed", str(seed))
+    video = page.send()
+    request = http.get(f"/v1/videos/{video}").json()["request"]
+    assert request["seed"] == seed and f'"seed":{seed} in' in request["prompt"]
+    assert f"seed {seed}," in page.text(f'[data-id="{video}"] .size')
+    page.fill("#seed", "1")
+    page.one(f'[data-id="{video}"] .edit').click()
+    assert page.one("#seed").get_attribute("value") == str(seed)
+    wait_for(lambda: page.state(video) == "Done")
 
 
 def test_by_keyboard_alone(page: Page) -> None:

@@ -1,12 +1,11 @@
 // The list of videos: live progress, play, cancel, repeat, delete.
 
-import { events, getJson, objectUrl, postJson, remove } from "./api.js";
+import { getJson, objectUrl, postJson, remove } from "./api.js";
 
 const list = document.getElementById("videos"), template = document.getElementById("video-card");
 const more = document.getElementById("more"), none = document.getElementById("none");
 const WORDS = { queued: "Waiting", in_progress: "Running", completed: "Done", failed: "Failed", cancelled: "Cancelled", expired: "Expired" };
 const STAGES = { start: "starting", denoise: "denoising", save: "saving" };
-const watched = new Map();
 let tell = () => {}, edit = () => {};
 
 export function start({ onProblem, onEdit }) {
@@ -27,19 +26,18 @@ async function page(after) {
   more.hidden = !has_more;
 }
 
-// Draw a video: in its place if it is there, else at the top (or the end, for older ones).
+// Draw a video: in its place if it is there, else by its age (or at the end, for a page of older ones).
 export function show(video, atEnd = false) {
   let card = list.querySelector(`[data-id="${video.id}"]`);
   if (!card) {
     card = template.content.firstElementChild.cloneNode(true);
     card.dataset.id = video.id;
-    list[atEnd ? "append" : "prepend"](card);
+    list.insertBefore(card, atEnd ? null : [...list.children].find((c) => c.video.created_at <= video.created_at) || null);
     bind(card);
   }
   none.hidden = true;
   card.video = video;
   draw(card);
-  if (["queued", "in_progress"].includes(video.status)) watch(card);
   return card;
 }
 
@@ -61,7 +59,6 @@ function bind(card) {
 }
 
 function drop(card) {
-  watched.get(card.dataset.id)?.abort();
   card.remove();
   showNone();
 }
@@ -133,20 +130,12 @@ async function play(card, url) {
   video.focus();
 }
 
-async function watch(card) {
-  const id = card.dataset.id;
-  if (watched.has(id)) return;
-  const stop = new AbortController();
-  watched.set(id, stop);
-  try {
-    for await (const [name, data] of events(`/v1/videos/${id}/events`, stop.signal)) {
-      if (name === "deleted") return drop(card);
-      card.video = name === "progress" ? { ...card.video, ...data } : data;
-      draw(card);
-    }
-  } catch (problem) {
-    if (problem.name !== "AbortError") setTimeout(() => refresh().catch(() => {}), 2000);
-  } finally {
-    watched.delete(id);
-  }
+// What the server tells of any of this key's videos, those on pages that are not loaded included.
+export function heard(name, data) {
+  const card = list.querySelector(`[data-id="${data.id}"]`);
+  if (name === "deleted") {
+    if (card) drop(card);
+  } else if (name === "progress") {
+    if (card) show({ ...card.video, ...data });
+  } else if (card || more.hidden || !(data.created_at < list.lastElementChild?.video.created_at)) show(data);
 }

@@ -1,7 +1,8 @@
 // The page: the form, its plan, and what ties them to the list of videos.
 
-import { getJson, getKey, post, setKey } from "./api.js";
+import { getJson, getKey, post, setKey, write } from "./api.js";
 import * as history from "./history.js";
+import { listen } from "./live.js";
 import * as media from "./media.js";
 
 const at = (id) => document.getElementById(id);
@@ -14,14 +15,16 @@ let planning = null, timer = 0;
 const task = () => form.elements.task.value;
 const number = (id) => (at(id).value.trim() === "" ? null : Number(at(id).value));
 
+const seed = () => (/^\d{16,}$/.test(at("seed").value.trim()) ? at("seed").value.trim() : number("seed") ?? 42);
+
 function body() {
   const data = new FormData();
   const target = { short_edge: number("short_edge"), aspect_ratio: at("aspect_ratio").value };
   if (number("duration_seconds") !== null) target.duration_seconds = number("duration_seconds");
-  const request = { task: task(), prompt: at("prompt").value, target, seed: number("seed") ?? 42, num_inference_steps: number("num_inference_steps") ?? 50 };
+  const request = { task: task(), prompt: at("prompt").value, target, seed: seed(), num_inference_steps: number("num_inference_steps") ?? 50 };
   const conditions = media.conditions(task(), data);
   if (conditions.length) request.conditions = conditions;
-  data.append("request", JSON.stringify(request));
+  data.append("request", write(request));
   return data;
 }
 
@@ -116,6 +119,7 @@ async function greet() {
 async function connect() {
   try {
     const name = await greet();
+    listen(history.heard);
     await history.refresh();
     history.showNone();
     const { ready, draining } = await (await fetch("/ready")).json();
