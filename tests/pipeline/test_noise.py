@@ -31,8 +31,21 @@ def test_condition_noise_is_the_prefix_of_a_longer_draw() -> None:
     assert [tuple(s.shape) for s in noise.sounds] == [(20, 32), (80, 32)]
 
 
-def test_posterior_noise_ignores_the_request_seed() -> None:
-    assert torch.equal(draw(1, [PICTURE], TARGET).posterior[0], draw(2, [PICTURE], TARGET).posterior[0])
+def test_every_draw_has_its_own_generator_and_seed() -> None:
+    """Posterior 42 whatever the request's seed, sound conditions seed + 1, the target's sound the seed itself."""
+
+    def fresh(seed: int, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+    noise = draw(7, [PICTURE, segments.sound(8_000), CLIP], TARGET)
+    assert torch.equal(noise.audio, fresh(7, 356, 32))
+    # CLIP is 56 frames, 17 latent frames of 2x4, and a second of sound, 40 latents a channel.
+    for drawn, expected in (
+        (noise.posterior, (fresh(42, 1, 24, 1, 4, 4), fresh(42, 1, 24, 17, 2, 4))),
+        (noise.conditions, (fresh(7, 1, 24, 34, 4, 4)[:, :, :1], fresh(7, 1, 24, 34, 2, 4)[:, :, :17])),
+        (noise.sounds, (fresh(8, 20, 32), fresh(8, 80, 32))),
+    ):
+        assert len(drawn) == len(expected) and all(torch.equal(a, b) for a, b in zip(drawn, expected, strict=True))
 
 
 def test_explicit_noise_replaces_by_name_and_shape() -> None:
