@@ -13,12 +13,12 @@ import diffusers
 import torch
 from torch import nn
 
+from bench.speed.step_inputs import StepInputs
 from h3serve.models import denoiser as denoiser_file
 from h3serve.models import video_vae as video_vae_file
 from h3serve.models.denoiser import Denoiser
 from h3serve.models.keymap import KeyMap
 from h3serve.models.video_vae import VideoVAE
-from h3serve.runtime.bench_inputs import StepInputs
 
 
 def transformer(ours: Denoiser) -> Callable[[StepInputs], tuple[torch.Tensor, torch.Tensor]]:

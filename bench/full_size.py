@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
+from bench.synthetic_engine import synthetic_engine
 from h3serve.pipeline.generator import Generator
-from h3serve.pipeline.synthetic import synthetic_engine
 
 PROMPT = "A red fox trots through a snowy forest while the wind rises and snow crunches underfoot. " * 6
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.synthetic_engine import synthetic_engine
 from h3serve.core.settings import EngineSettings
 from h3serve.models.tiers import use_tier
 from h3serve.models.video_vae import in_batches
 from h3serve.pipeline.engine import Engine, load_engine
 from h3serve.pipeline.replica import Member
-from h3serve.pipeline.synthetic import synthetic_engine
 from h3serve.runtime.encodings import EncodingCache
 from h3serve.runtime.groups import Ranks
 

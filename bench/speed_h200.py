@@ -23,22 +23,22 @@ from typing import Any
 
 import torch
 
-from h3serve.cli import bench_growth, bench_request, bench_step, bench_text, bench_vae
+from bench.report import Figure, Report, machine
+from bench.speed import growth_command, text_encoder, transformer_step, video_vae, whole_request
+from bench.speed.timing import alternate, sustained
+from bench.synthetic_engine import synthetic_engine
+from bench.synthetic_weights import synthetic_component
 from h3serve.models.modulation import ModulationNetwork
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.generator import Generator
 from h3serve.pipeline.schedule import default_times
-from h3serve.pipeline.synthetic import synthetic_engine
-from h3serve.runtime.figures import Figure, Report, machine
 from h3serve.runtime.keys import key_of
-from h3serve.runtime.measure import alternate, sustained
 from h3serve.runtime.rebuild import projections_of
 from h3serve.runtime.scheduled import Direct, Scheduled, Steps
 from h3serve.runtime.streamed import empty
 from h3serve.weights import demo_sizes
 from h3serve.weights.demo_tokenizer import build_tokenizer
 from h3serve.weights.released import RELEASED
-from h3serve.weights.synthetic import synthetic_component
 
 PROMPT = "A red fox trots through a snowy forest while the wind rises and snow crunches underfoot. " * 6
 TIERS = ("exact", "lossless-plain", "lossless", "lossless-fp8", "fast")
@@ -150,14 +150,14 @@ class Bench:
     def step15(self) -> None:
         """One run each: an evaluation of the peer takes 39 s; kernels compile at a small canvas."""
         tiers, denoiser = ("lossless", "fast"), self.network("transformer")
-        inputs = bench_step.request_inputs(denoiser, self.target(5, 256), self.text_tokens)
-        for call in bench_step.tier_calls(denoiser, inputs, tiers).values():
+        inputs = transformer_step.request_inputs(denoiser, self.target(5, 256), self.text_tokens)
+        for call in transformer_step.tier_calls(denoiser, inputs, tiers).values():
             call()
         self._step(tiers, 15, 1, warm_up=False)
 
     def _step(self, tiers: Sequence[str], seconds: float, rounds: int, *, warm_up: bool) -> None:
         self.keep(
-            bench_step.bench_step(
+            transformer_step.bench_step(
                 self.network("transformer"),
                 tiers,
                 target=self.target(seconds),
@@ -171,7 +171,7 @@ class Bench:
 
     def block_error(self) -> None:
         denoiser, target = self.network("transformer"), self.target(5)
-        self.keep(bench_step.bench_block_error(denoiser, TIERS, target=target, text_tokens=self.text_tokens))
+        self.keep(transformer_step.bench_block_error(denoiser, TIERS, target=target, text_tokens=self.text_tokens))
 
     def tiles8(self) -> None:
         """The 8-bit attention with other tiles than its own, at the rows of 5 s."""
@@ -192,17 +192,17 @@ class Bench:
     def small_error(self) -> None:
         denoiser, target, peer = self.network("transformer"), self.target(5, 256), self.peer("transformer")
         tokens = self.text_tokens
-        self.keep(bench_step.bench_step_error(denoiser, TIERS, target=target, text_tokens=tokens, peer=peer))
+        self.keep(transformer_step.bench_step_error(denoiser, TIERS, target=target, text_tokens=tokens, peer=peer))
 
     def growth(self) -> None:
         points = [(64, 4), (128, 4)] if self.tiny else [(512, 4), (512, 8), (768, 4), (768, 6), (768, 8)]
         denoiser, tokens = self.network("transformer"), self.text_tokens
-        self.keep(bench_growth.bench_growth(denoiser, "lossless", points=points, text_tokens=tokens, rounds=1))
+        self.keep(growth_command.bench_growth(denoiser, "lossless", points=points, text_tokens=tokens, rounds=1))
 
     def decode(self) -> None:
         network, target = self.network("video_vae"), self.target(5)
-        self.keep(bench_vae.bench_decode(network, target=target, rounds=self.rounds))
-        self.keep(bench_vae.decode_errors(network, size=(64, 64) if self.tiny else (256, 448)))
+        self.keep(video_vae.bench_decode(network, target=target, rounds=self.rounds))
+        self.keep(video_vae.decode_errors(network, size=(64, 64) if self.tiny else (256, 448)))
 
     def decode_tiles(self) -> None:
         """The decoder's gated product with other tiles, and a decode with the quickest of them."""
@@ -229,8 +229,8 @@ class Bench:
         report.figures.append(Figure("cuBLAS, then SwiGLU", plain, flops=flops))
         gated_gemm.DECODER_TILE = min(took, key=lambda tile: took[tile])
         self.keep(report)
-        latents = torch.randn(1, 24, *bench_vae.latent_size(bench_vae.clip_plan(target)), device=self.device)
-        calls = {"lossless": bench_vae.decode_call(vae, "lossless", latents)}
+        latents = torch.randn(1, 24, *video_vae.latent_size(video_vae.clip_plan(target)), device=self.device)
+        calls = {"lossless": video_vae.decode_call(vae, "lossless", latents)}
         timing = alternate(calls, rounds=3, device=self.device)["lossless"]
         report.figures.append(
             Figure(
@@ -258,12 +258,12 @@ class Bench:
 
     def encode(self) -> None:
         network, target = self.network("video_vae"), self.target(5)
-        self.keep(bench_vae.bench_encode(network, target=target, rounds=1))
-        self.keep(bench_vae.encode_errors(network, size=(64, 64) if self.tiny else (256, 448)))
+        self.keep(video_vae.bench_encode(network, target=target, rounds=1))
+        self.keep(video_vae.encode_errors(network, size=(64, 64) if self.tiny else (256, 448)))
 
     def text(self) -> None:
         lengths = (5, 9) if self.tiny else (300, 2000)
-        self.keep(bench_text.bench_text(self.network("text_encoder"), lengths=lengths, rounds=self.rounds))
+        self.keep(text_encoder.bench_text(self.network("text_encoder"), lengths=lengths, rounds=self.rounds))
 
     def request_fp8(self) -> None:
         self._request("fast", 4)
@@ -281,7 +281,7 @@ class Bench:
         engine = without_projections(engine, evaluations)
         output = self._folder / f"{quality}.mp4"
         self.keep(
-            bench_request.bench_request(
+            whole_request.bench_request(
                 engine, target=self.target(5), evaluations=evaluations, prompt=PROMPT, output=output
             )
         )

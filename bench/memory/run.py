@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from PIL import Image
 
+from bench.synthetic_engine import synthetic_engine
 from h3serve.core.capacity import SLOTS
 from h3serve.models.denoiser import Denoiser
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.schedule import default_times
-from h3serve.pipeline.synthetic import synthetic_engine
 from h3serve.runtime.adaln import AdaLN
 from h3serve.runtime.keys import TableShape, distinct, key_of, timesteps_of
 from h3serve.runtime.pages import PageCache

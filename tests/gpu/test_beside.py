@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from bench.synthetic_weights import synthetic_component
 from h3serve.models.audio_vae import AudioVAE
 from h3serve.runtime.copy_out import own_stream
-from h3serve.weights.synthetic import synthetic_component
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 

@@ -2,9 +2,9 @@
 
 import torch
 
+from bench.synthetic_engine import synthetic_engine
 from h3serve.core.tasks import Quality
 from h3serve.pipeline.engine import Engine
-from h3serve.pipeline.synthetic import synthetic_engine
 from h3serve.weights import demo_sizes
 from h3serve.weights.demo_tokenizer import build_tokenizer
 from h3serve.weights.released import RELEASED

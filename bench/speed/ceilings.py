@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from bench.speed.timing import sustained
 from h3serve.core.cost import ModelSize, attention_flops, linear_flops
 from h3serve.models.attention import Attention
 from h3serve.models.float8_linear import Float8Linear, quantize
 from h3serve.runtime.machine import has_float8_units
-from h3serve.runtime.measure import sustained
 
 COPY_BYTES = 4 * 2**30
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.report import Figure, Report, machine
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.generator import Generator
-from h3serve.runtime.figures import Figure, Report, machine
 
 # What the stages are added up to: everything but the evaluations.
 DENOISE = "denoise"

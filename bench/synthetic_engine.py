@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from bench.synthetic_weights import synthetic_component
 from h3serve.core.geometry import RELEASED_SIZES
 from h3serve.core.tasks import Quality
 from h3serve.models import denoiser as denoiser_file
@@ -24,7 +25,6 @@ from h3serve.pipeline.engine import Engine, for_device
 from h3serve.runtime.meters import PeakMeter
 from h3serve.weights.demo_tokenizer import build_tokenizer, write_tokenizer
 from h3serve.weights.released import RELEASED
-from h3serve.weights.synthetic import synthetic_component
 from h3serve.weights.tokenizer import load_tokenizer
 
 

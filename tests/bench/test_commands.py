@@ -7,13 +7,15 @@ from types import ModuleType
 
 import pytest
 import torch
+from typer.main import get_command
 
-from h3serve.cli import bench_growth, bench_step, bench_vae
-from h3serve.cli.bench_request import bench_request
+from bench.report import Figure, Report
+from bench.speed import growth_command, transformer_step, video_vae
+from bench.speed.whole_request import bench_request
+from h3serve.cli.bench import find_benchmarks
 from h3serve.cli.main import run
 from h3serve.core.errors import RequestError
 from h3serve.models.denoiser import Denoiser
-from h3serve.runtime.figures import Figure, Report
 from tests.models.tiny_transformer import tiny_denoiser
 from tests.models.tiny_video_vae import tiny
 from tests.pipeline.small_engine import small_engine
@@ -43,7 +45,7 @@ def by_name(report: Report) -> dict[str, Figure]:
 
 @torch.inference_mode()
 def test_step(denoiser: Denoiser) -> None:
-    report = bench_step.bench_step(
+    report = transformer_step.bench_step(
         denoiser, ["exact", "lossless-plain", "fast"], target=TARGET, text_tokens=5, rounds=2, ceiling_seconds=0.01
     )
     figures = by_name(report)
@@ -76,27 +78,27 @@ def test_the_driver_of_all_parts(
 @torch.inference_mode()
 def test_variants_of_a_tier(denoiser: Denoiser) -> None:
     """8-bit layers without the fast tier: another network than `lossless`, the same as `fast` where no kernel is."""
-    inputs = bench_step.request_inputs(denoiser, TARGET, 5)
-    calls = bench_step.tier_calls(denoiser, inputs, ["lossless", "lossless-fp8", "fast"])
-    lossless, eight, fast = (bench_step.flat(call()) for call in calls.values())
-    assert torch.equal(eight, fast) and 0.005 < bench_step.distance(eight, lossless) < 0.1
+    inputs = transformer_step.request_inputs(denoiser, TARGET, 5)
+    calls = transformer_step.tier_calls(denoiser, inputs, ["lossless", "lossless-fp8", "fast"])
+    lossless, eight, fast = (transformer_step.flat(call()) for call in calls.values())
+    assert torch.equal(eight, fast) and 0.005 < transformer_step.distance(eight, lossless) < 0.1
 
 
 @torch.inference_mode()
 def test_growth(denoiser: Denoiser) -> None:
-    points = bench_growth.read_points("64:4,128:4")
-    report = bench_growth.bench_growth(denoiser, "lossless", points=points, text_tokens=5, rounds=1)
+    points = growth_command.read_points("64:4,128:4")
+    report = growth_command.bench_growth(denoiser, "lossless", points=points, text_tokens=5, rounds=1)
     assert [figure.name for figure in report.figures] == ["617 rows", "1257 rows"]
     for figure in report.figures:  # two points, two rates: the curve goes through both
         assert figure.seconds == pytest.approx(figure.floor_seconds)
     for text in ("64", "64:x", "64:4"):
         with pytest.raises(RequestError, match="points"):
-            bench_growth.read_points(text)
+            growth_command.read_points(text)
 
 
 @torch.inference_mode()
 def test_peer_has_our_weights(denoiser: Denoiser, peer: ModuleType) -> None:
-    report = bench_step.bench_step_error(
+    report = transformer_step.bench_step_error(
         denoiser, ["exact", "fast"], target=TARGET, text_tokens=5, peer=peer.transformer
     )
     figures = by_name(report)
@@ -109,7 +111,7 @@ def test_peer_has_our_weights(denoiser: Denoiser, peer: ModuleType) -> None:
 @torch.inference_mode()
 def test_block_error(denoiser: Denoiser) -> None:
     figures = by_name(
-        bench_step.bench_block_error(denoiser, ["exact", "lossless-plain", "fast"], target=TARGET, text_tokens=5)
+        transformer_step.bench_block_error(denoiser, ["exact", "lossless-plain", "fast"], target=TARGET, text_tokens=5)
     )
     assert figures["exact"].error == 0.0
     whole, added = figures["fast"].error, figures["fast, of what it adds"].error
@@ -120,7 +122,7 @@ def test_block_error(denoiser: Denoiser) -> None:
 def test_vae_and_its_peer(peer: ModuleType) -> None:
     vae = tiny()
     target = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
-    report = bench_vae.bench_decode(vae, target=target, rounds=1)
+    report = video_vae.bench_decode(vae, target=target, rounds=1)
     assert list(by_name(report)) == ["exact", "lossless-plain", "lossless"]
     theirs, latents = peer.video_vae(vae), torch.randn(1, 24, 7, 4, 4)
     raw = theirs["decode"](latents)  # normalized latents are the pipeline's affair there
@@ -160,3 +162,10 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_peer_that_is_no_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "step", "--peer", "missing.py"]) == 2
     assert "missing.py" in capsys.readouterr().err
+
+
+def test_the_door_without_a_checkout(tmp_path: Path) -> None:
+    """The installed package alone says where its benchmarks are."""
+    missing = get_command(find_benchmarks(tmp_path))
+    with pytest.raises(RequestError, match="source repository"):
+        missing.main(args=["step", "--seconds", "5"], standalone_mode=False)

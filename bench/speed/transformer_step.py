@@ -9,6 +9,18 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from bench.report import Figure, Report, machine
+from bench.speed.ceilings import Ceilings, measure_ceilings
+from bench.speed.step_inputs import (
+    StepInputs,
+    Velocity,
+    evaluation,
+    float32,
+    float32_velocity,
+    quantized_twin,
+    random_inputs,
+)
+from bench.speed.timing import alternate
 from h3serve.core.cost import ModelSize, step_flops
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
@@ -20,18 +32,6 @@ from h3serve.models.tiers import use_tier
 from h3serve.models.transformer import Transformer
 from h3serve.models.transformer_config import MODALITIES
 from h3serve.pipeline.packing import pack
-from h3serve.runtime.bench_inputs import (
-    StepInputs,
-    Velocity,
-    evaluation,
-    float32,
-    float32_velocity,
-    quantized_twin,
-    random_inputs,
-)
-from h3serve.runtime.ceilings import Ceilings, measure_ceilings
-from h3serve.runtime.figures import Figure, Report, machine
-from h3serve.runtime.measure import alternate
 
 # A peer's transformer: takes our denoiser, whose weights it shares, and gives a call on the same inputs.
 Peer = Callable[[Denoiser], Callable[[StepInputs], Velocity]]

@@ -8,10 +8,10 @@ from functools import partial
 
 import torch
 
+from bench.report import Figure, Report, machine
+from bench.speed.timing import alternate
 from h3serve.models.float8_linear import use_float8
 from h3serve.models.text_encoder import FLOAT8_LINEARS, EncoderInput, TextEncoder
-from h3serve.runtime.figures import Figure, Report, machine
-from h3serve.runtime.measure import alternate
 
 
 def bench_text(encoder: TextEncoder, *, lengths: Sequence[int], rounds: int) -> Report:

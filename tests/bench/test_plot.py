@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from h3serve.cli.bench_plot import _apart, _ticks, draw, read_series
+from bench.speed.plot import _apart, _ticks, draw, read_series
 from h3serve.cli.main import run
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from h3serve.cli.bench_step import model_size, request_inputs, tier_calls
+from bench.report import Figure, Report, machine
+from bench.speed.timing import alternate
+from bench.speed.transformer_step import model_size, request_inputs, tier_calls
 from h3serve.core.cost import step_flops
 from h3serve.core.errors import RequestError
 from h3serve.core.growth import fit
 from h3serve.models.denoiser import Denoiser
-from h3serve.runtime.figures import Figure, Report, machine
-from h3serve.runtime.measure import alternate
 
 
 def bench_growth(
