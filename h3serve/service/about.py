@@ -40,9 +40,10 @@ def health(context: ContextOf) -> JSONResponse:
 
 @router.get("/ready")
 def ready(context: ContextOf) -> JSONResponse:
-    """Whether every worker has its model loaded and answers, and jobs are taken."""
-    is_ready = context.supervisor.is_ready and not context.draining.is_set()
-    body = {"ready": is_ready, "draining": context.draining.is_set(), "workers": context.supervisor.states()}
+    """Whether every worker has its model loaded and answers, the database too, and jobs are taken."""
+    draining, database = context.draining.is_set(), context.store.answers()
+    is_ready = context.supervisor.is_ready and database and not draining
+    body = {"ready": is_ready, "draining": draining, "database": database, "workers": context.supervisor.states()}
     return JSONResponse(body, 200 if is_ready else 503, None if is_ready else {"Retry-After": "5"})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import ColumnElement, Connection, case, func, select, update
 
 from h3serve.service.job import Job, job_of
 from h3serve.service.moves import State
@@ -20,27 +20,37 @@ def claim(store: JobStore, tasks: Collection[str], max_running: Mapping[str, int
     receive the same job.
     """
     with store.writing() as connection:
-        row_id = _next_id(connection, tasks, max_running or {})
+        row_id = _next_id(connection, tasks, max_running or {}, store.turns)
         if row_id is None:
             return None
         values = {
             "state": State.IN_PROGRESS,
-            "started_at": time.time(),
+            "started_at": not_before(jobs.c.created_at),
             "attempts": jobs.c.attempts + 1,
         }
         query = update(jobs).where(jobs.c.id == row_id, jobs.c.state == State.QUEUED)
         if connection.execute(query.values(**values)).rowcount != 1:
             return None
-        return job_of(connection.execute(select(jobs).where(jobs.c.id == row_id)).one())
+        job = job_of(connection.execute(select(jobs).where(jobs.c.id == row_id)).one())
+    store.turns[job.owner] = time.monotonic()
+    return job
 
 
-def _next_id(connection: Connection, tasks: Collection[str], max_running: Mapping[str, int]) -> str | None:
+def not_before(earlier: ColumnElement[float | None]) -> ColumnElement[float]:
+    """Now; the moment before it when the clock has been set back since: stored times stay in order."""
+    now = time.time()
+    return case((earlier > now, earlier), else_=now)
+
+
+def _next_id(
+    connection: Connection, tasks: Collection[str], max_running: Mapping[str, int], turns: Mapping[str, float]
+) -> str | None:
     waiting = [jobs.c.state == State.QUEUED, jobs.c.task.in_(tasks)]
     # One row per owner: the highest priority it has waiting.
     fronts = select(jobs.c.owner, func.max(jobs.c.priority)).where(*waiting).group_by(jobs.c.owner)
     running = _running(connection)
     candidates = [
-        (-priority, running.get(owner, 0), _last_turn(connection, owner), owner)
+        (-priority, running.get(owner, 0), turns.get(owner, 0.0), _last_turn(connection, owner), owner)
         for owner, priority in connection.execute(fronts)
         if running.get(owner, 0) < max_running.get(owner, running.get(owner, 0) + 1)
     ]

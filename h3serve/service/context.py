@@ -108,7 +108,8 @@ ContextOf = Annotated[Context, Depends(get_context)]
 
 
 async def get_caller(request: Request, context: ContextOf) -> Caller:
-    """Who calls; raises BadKey."""
+    """Who calls; raises BadKey, and Unowned while the database may be another server's."""
+    context.store.check_owned()
     return context.keys.caller(request.headers.get("authorization"))
 
 

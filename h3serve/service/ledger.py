@@ -1,6 +1,6 @@
 """What a slot writes down: claims and ends of jobs, in the store, the metrics and the log.
 
-A database that is locked or full does not lose an end: the write is repeated until it succeeds.
+A database that is locked, full or away does not lose an end: the write is repeated until it succeeds.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
-from sqlalchemy.exc import OperationalError
-
 from h3serve.service.claim import claim
 from h3serve.service.folder import DataFolder
 from h3serve.service.job import Job, Outcome
 from h3serve.service.metrics import Metrics
+from h3serve.service.moves import State
+from h3serve.service.ownership import Taken
 from h3serve.service.progress import ProgressBoard
 from h3serve.service.recovery import settle, settle_lost
 from h3serve.service.store import JobStore
+from h3serve.service.tables import REFUSALS
 
 log = logging.getLogger("h3serve.jobs")
 T = TypeVar("T")
@@ -40,13 +41,32 @@ class Ledger:
         self.store, self.folder, self.metrics = store, folder, metrics
         self.board = ProgressBoard()
         self.stop = threading.Event()  # set last: give up writing
+        self._taking, self._is_unsure = threading.Lock(), False
+        self._running: set[tuple[str, int]] = set()  # jobs and attempts that slots have
         self._max_running = dict(max_running or {})
 
     def claim(self, tasks: Collection[str]) -> Job | None:
-        job = self._insist(lambda: claim(self.store, tasks, self._max_running))
+        """The next job; None when there is none, or the database is not this server's now."""
+        if not self.store.is_owned:
+            return None
+        with self._taking:
+            job = self._insist(lambda: self._take(tasks))
+            if job is not None:
+                self._running.add((job.id, job.attempts))
         if job is not None:
             self.board.ring(job)
             self.metrics.queue_wait.observe(waited_s(job))
+        return job
+
+    def _take(self, tasks: Collection[str]) -> Job | None:
+        """Claim a job. One that was claimed by a write whose answer was lost goes back first: no slot has it."""
+        if self._is_unsure:
+            for stray in self.store.in_state(State.IN_PROGRESS):
+                if (stray.id, stray.attempts) not in self._running:
+                    settle_lost(self.store, self.folder, stray, "no worker had it", counts=False)
+        self._is_unsure = True
+        job = claim(self.store, tasks, self._max_running)
+        self._is_unsure = False
         return job
 
     def is_cancel_requested(self, job: Job) -> bool:
@@ -72,6 +92,7 @@ class Ledger:
 
     def _note(self, job: Job, after: Job | None) -> None:
         """One summary line per end of a job."""
+        self._running.discard((job.id, job.attempts))
         self.board.drop(job)
         if after is None or not after.is_final:
             return
@@ -94,12 +115,16 @@ class Ledger:
         while True:
             try:
                 return write()
-            except OperationalError as error:
-                log.error("the job database cannot be written", extra={"cause": str(error.orig)})
+            except Taken as taken:  # whoever owns it has settled what ran here
+                log.error(str(taken))
+                return None
+            except REFUSALS as error:
+                cause = str(getattr(error, "orig", error))
+                log.error("the job database cannot be written", extra={"cause": cause})
                 if self.stop.wait(_RETRY_S):
                     return None
 
 
 def waited_s(job: Job) -> float:
     """From creation to the start of this attempt."""
-    return (job.started_at or time.time()) - job.created_at
+    return max(0.0, (job.started_at or time.time()) - job.created_at)

@@ -9,10 +9,11 @@ import re
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from h3serve.core.errors import H3Error, RequestError
+from h3serve.service.tables import REFUSALS
 
 log = logging.getLogger("h3serve.http")
 
@@ -83,7 +84,7 @@ def reply_to(error: Exception) -> JSONResponse:
         return error_reply(error.http_status, str(error), code=error.code, retry_s=error.retry_s)
     if isinstance(error, H3Error):
         return error_reply(error.http_status, str(error), retry_s=getattr(error, "retry_s", None))
-    if isinstance(error, OperationalError):
+    if isinstance(error, REFUSALS):
         return _database_reply(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return error_reply(507, "the server's disk is full; nothing was accepted")
@@ -94,8 +95,8 @@ def reply_to(error: Exception) -> JSONResponse:
     return error_reply(500, "internal error; the server's log has the details", code="internal")
 
 
-def _database_reply(error: OperationalError) -> JSONResponse:
-    text = str(error.orig)
+def _database_reply(error: SQLAlchemyError) -> JSONResponse:
+    text = str(getattr(error, "orig", error))
     log.error("the job database refused", extra={"cause": text})
     if "full" in text or "No space" in text:
         return error_reply(507, "the server's disk is full; nothing was accepted")
@@ -120,7 +121,7 @@ def install(app: FastAPI) -> None:
         param = ".".join(str(part) for part in first["loc"][1:])
         return error_reply(400, f"{param}: {first['msg']}", param=param, code="invalid_value")
 
-    for kind in (H3Error, OperationalError, OSError):
+    for kind in (H3Error, *REFUSALS, OSError):
         app.add_exception_handler(kind, any_error)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(RequestValidationError, validation_error)

@@ -28,6 +28,7 @@ from h3serve.service.keys import Caller, KeyRing, read_keys
 from h3serve.service.ledger import Ledger
 from h3serve.service.logs import start_logs
 from h3serve.service.metrics import Metrics
+from h3serve.service.ownership import OwnershipWatch
 from h3serve.service.process import COMMAND
 from h3serve.service.ray_relay import ray_command
 from h3serve.service.recovery import recover
@@ -123,12 +124,14 @@ class Server(uvicorn.Server):
     def live(self, listener: socket.socket, secret: bytes | None) -> None:
         """Serve until a signal or a failed first load; raises H3Error for the latter."""
         settings, context = self.context.settings, self.context
-        helpers: list[Caretaker | WebhookSender] = [
+        helpers: list[Caretaker | WebhookSender | OwnershipWatch] = [
             Caretaker(context.store, context.folder, settings.retention, every_s=_RETENTION_S)
         ]
         if secret is not None:
             private = settings.webhook_private
             helpers.append(WebhookSender(context.store, secret, context.metrics, private=private))
+        if context.store.ownership is not None:
+            helpers.append(OwnershipWatch(context.store.ownership, self.fail))
         context.helpers.extend(helpers)
         for thread in (*helpers, self.supervisor):
             thread.start()
@@ -148,7 +151,7 @@ class Server(uvicorn.Server):
             raise H3Error(self.failure)
 
     def fail(self, reason: str) -> None:
-        """The first load failed: end."""
+        """The first load failed, or the database is another server's: end."""
         self.failure, self.should_exit = reason, True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002

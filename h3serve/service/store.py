@@ -11,12 +11,14 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
 
 from h3serve.core.errors import H3Error
 from h3serve.service.batch import Batch
 from h3serve.service.job import Job, NewJob, Outcome, job_of
 from h3serve.service.moves import LEGAL, WAITING, State
-from h3serve.service.tables import jobs, open_engine, own
+from h3serve.service.ownership import Ownership, Unowned
+from h3serve.service.tables import jobs, open_engine
 
 T = TypeVar("T")
 # Built once: building a statement costs more than running it.
@@ -46,15 +48,33 @@ class JobStore:
 
     def __init__(self, url: str) -> None:
         self.engine = open_engine(url)
-        self._ownership = own(self.engine)
+        self.ownership = Ownership(self.engine) if self.engine.dialect.name == "postgresql" else None
+        self.turns: dict[str, float] = {}  # owner -> when it last had its turn, by a clock that is never set back
         self._write_lock = threading.Lock()  # writers queue here instead of inside SQLite
         self._puts = Batch(self.writing)
 
     def close(self) -> None:
         self._puts.close()
-        if self._ownership is not None:
-            self._ownership.close()
+        if self.ownership is not None:
+            self.ownership.close()
         self.engine.dispose()
+
+    @property
+    def is_owned(self) -> bool:
+        """This server may take jobs and answer."""
+        return self.ownership is None or self.ownership.is_held
+
+    def answers(self) -> bool:
+        """The database can be read, and is this server's."""
+        try:
+            return self.is_owned and bool(self.counts())
+        except SQLAlchemyError:
+            return False
+
+    def check_owned(self) -> None:
+        """Raises Unowned."""
+        if not self.is_owned:
+            raise Unowned
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
@@ -64,6 +84,8 @@ class JobStore:
             self.engine.connect().execution_options(write=True) as connection,
             connection.begin(),
         ):
+            if self.ownership is not None:
+                self.ownership.check(connection)
             yield connection
 
     def put(self, new: NewJob, *, max_queued: int, max_owned: int | None = None) -> Future[tuple[Job, bool]]:
@@ -91,7 +113,7 @@ class JobStore:
         query = query.order_by(jobs.c.seq.desc()).limit(limit)
         with self.engine.connect() as connection:
             rows = connection.execute(query).all()
-        return [(end - begin, float(plan.get("petaflops", 0.0))) for begin, end, plan in rows]
+        return [(end - begin, float(plan.get("petaflops", 0.0))) for begin, end, plan in rows if end > begin]
 
     def get(self, job_id: str, owner: str | None = None) -> Job | None:
         """The job, or None when there is none, it was deleted or `owner` does not own it."""
@@ -147,7 +169,7 @@ class JobStore:
             values = {
                 "plan": stats.pop("plan", job.plan),  # the worker's own counts every token
                 "state": outcome.state,
-                "finished_at": time.time(),
+                "finished_at": max(time.time(), job.started_at or job.created_at),
                 "error_code": outcome.error_code,
                 "error": outcome.error,
                 "stats": stats or None,
@@ -179,7 +201,7 @@ class JobStore:
             values: dict[str, Any] = {"cancel_requested": True}
             if job.state is State.QUEUED:
                 owed = time.time() if job.webhook_url and not job.deleted else None
-                values |= {"state": State.CANCELLED, "finished_at": time.time()}
+                values |= {"state": State.CANCELLED, "finished_at": max(time.time(), job.created_at)}
                 values["webhook_due_at"] = owed
             return _move(connection, job, values)
 

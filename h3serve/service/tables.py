@@ -19,18 +19,27 @@ from sqlalchemy import (
     UniqueConstraint,
     create_engine,
     event,
-    func,
     select,
 )
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from h3serve.core.errors import H3Error
 
 SCHEMA_VERSION = "1"
-_LOCK = 0x6833  # any number, the same for every server
 _BUSY_MS = 5000  # how long SQLite waits for another program that holds the file
 _WAL_PAGES = 20_000  # 80 MB: before, the caretaker moves them into the database, and no write waits for it
+
+# A PostgreSQL server that vanished is noticed within seconds.
+_PATIENCE = {
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 15_000,
+}
+REFUSALS = (OperationalError, InterfaceError, InternalError, PoolTimeout)  # of a database that may do better later
 
 metadata = MetaData()
 
@@ -74,7 +83,8 @@ facts = Table("facts", metadata, Column("name", String(32), primary_key=True), C
 def open_engine(url: str) -> Engine:
     """An engine for `url` with the tables made; raises H3Error when it cannot be used."""
     try:
-        engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+        is_sqlite = url.startswith("sqlite")
+        engine = create_engine(url, pool_pre_ping=not is_sqlite, connect_args={} if is_sqlite else _PATIENCE)
         if engine.dialect.name == "sqlite":
             event.listen(engine, "connect", _prepare_sqlite)
             event.listen(engine, "begin", _begin_sqlite)
@@ -85,21 +95,6 @@ def open_engine(url: str) -> Engine:
         cause = error.orig if isinstance(error, DBAPIError) else error
         raise H3Error(f"the job database cannot be opened: {cause}") from error
     return engine
-
-
-def own(engine: Engine) -> Connection | None:
-    """Be the only server of a PostgreSQL database while the connection returned is open.
-
-    A SQLite file needs none: it lies in the data folder, which has a lock. Raises H3Error.
-    """
-    if engine.dialect.name != "postgresql":
-        return None
-    connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-    if not connection.scalar(select(func.pg_try_advisory_lock(_LOCK))):
-        connection.close()
-        engine.dispose()
-        raise H3Error("another server is using the job database")
-    return connection
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

@@ -1,11 +1,6 @@
 """The store's promises on PostgreSQL: the same tests, on a server of their own."""
 
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, delete
@@ -13,6 +8,7 @@ from sqlalchemy import create_engine, delete
 from h3serve.core.errors import H3Error
 from h3serve.service.store import JobStore
 from h3serve.service.tables import jobs
+from tests.service.postgres import postgres
 from tests.service.test_claim import *  # noqa: F403
 from tests.service.test_recovery import *  # noqa: F403
 from tests.service.test_retention import *  # noqa: F403
@@ -30,37 +26,11 @@ from tests.service.test_store import (  # noqa: F401
     test_the_queue_is_bounded_and_says_whose_bound,
 )
 
-pytest.importorskip("psycopg")
-
-
-def binaries() -> Path:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
-    if found:
-        return found[-1].parent
-    if (here := shutil.which("pg_ctl")) is None:
-        pytest.skip("PostgreSQL is not installed")
-    return Path(here).parent
-
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    tools, root = binaries(), Path(tempfile.mkdtemp(prefix="h3serve-pg-"))
-    user = "postgres" if os.geteuid() == 0 else None  # PostgreSQL refuses to run as root
-    if user is not None:
-        shutil.chown(root, user)
-
-    def call(*command: str) -> None:
-        subprocess.run(command, check=True, user=user, cwd=root, stdout=subprocess.DEVNULL)
-
-    data = str(root / "data")
-    call(str(tools / "initdb"), "-D", data, "-U", "h3", "-A", "trust")
-    options = f"-c listen_addresses= -c unix_socket_directories={root} -c fsync=off"
-    call(str(tools / "pg_ctl"), "-D", data, "-w", "-o", options, "-l", str(root / "log"), "start")
-    try:
-        yield f"postgresql+psycopg://h3@/postgres?host={root}"
-    finally:
-        call(str(tools / "pg_ctl"), "-D", data, "-m", "immediate", "stop")
-        shutil.rmtree(root)
+    with postgres() as server:
+        yield server.url
 
 
 @pytest.fixture
