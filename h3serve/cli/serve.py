@@ -36,6 +36,10 @@ def serve(
     residency: flags.Residency = _DEFAULT.residency,
     encodings_cache: flags.EncodingsCache = None,
     revision: flags.Revision = None,
+    model_alias: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=MODEL: callers may name the model so, such as sora-2=demo. Repeatable."),
+    ] = None,
     gpus: flags.Gpus = 1,
     ulysses: flags.Ulysses = None,
     tp: flags.TensorParallel = None,
@@ -75,6 +79,7 @@ def serve(
     if weights_folder is not None and not weights_folder.is_dir():
         raise RequestError("--weights-folder", str(weights_folder), "an existing folder")
     check_model(model)
+    aliases = tuple(_alias(text, model) for text in model_alias or ())
     from h3serve.service.server import serve as run_server  # only this command pays for the web libraries
 
     kept_bytes = None if keep_gib is None else int(keep_gib * GIB)
@@ -94,6 +99,7 @@ def serve(
             residency=residency,
             encodings_cache=encodings_cache,
             revision=revision,
+            aliases=aliases,
             gpus=gpus,
             ulysses=ulysses,
             tp=tp,
@@ -112,6 +118,17 @@ def serve(
             retention=Retention(files_s=keep_days * DAY_S, files_bytes=kept_bytes),
         )
     )
+
+
+def _alias(text: str, model: str) -> str:
+    """NAME of NAME=MODEL, where MODEL is the served one."""
+    name, equals, of = text.partition("=")
+    known = {model, ServiceSettings(model).model_name}
+    if not name or not equals or of not in known:
+        raise RequestError(
+            "--model-alias", text, f"NAME=MODEL, MODEL being the served one, {' or '.join(sorted(known))}"
+        )
+    return name
 
 
 def keys(

@@ -17,16 +17,16 @@ _KEYED = [Depends(get_caller)]
 
 @router.get("/v1/models", dependencies=_KEYED)
 def list_models(context: ContextOf) -> Json:
-    """The one model of this server and the tasks it serves."""
-    return {"object": "list", "data": [_model(context)]}
+    """The one model of this server with the tasks it serves, under its name and its aliases."""
+    return {"object": "list", "data": [_model(context, name) for name in _names(context)]}
 
 
 @router.get("/v1/models/{name:path}", dependencies=_KEYED)
 def get_model(name: str, context: ContextOf) -> Json:
     """The model by name."""
-    if name != context.settings.model_name:
+    if name not in _names(context):
         raise Refusal(404, f"there is no model {name[:80]!r}", code="model_not_found")
-    return _model(context)
+    return _model(context, name)
 
 
 @router.get("/health")
@@ -53,9 +53,14 @@ def metrics(context: ContextOf) -> Response:
     return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _model(context: Context) -> Json:
+def _names(context: Context) -> tuple[str, ...]:
+    return context.settings.model_name, *context.settings.aliases
+
+
+def _model(context: Context, name: str) -> Json:
     return {
-        "id": context.settings.model_name,
+        "id": name,
+        "root": context.settings.model_name,
         "object": "model",
         "created": 0,
         "owned_by": "MiniMaxAI",

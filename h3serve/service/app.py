@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import PurePath
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 
-from h3serve.service import about, admin, content, events, videos, workers
+from h3serve.service import about, admin, content, events, sync, videos, workers
 from h3serve.service.context import Context
 from h3serve.service.hosts import hosts_of
 from h3serve.service.replies import install
@@ -25,13 +27,28 @@ def make_app(context: Context) -> FastAPI:
     app = FastAPI(title="h3serve", version="1", docs_url=None, redoc_url=None)
     app.state.context = context
     install(app)
-    for part in (events, videos, content, about, admin, workers):
-        app.include_router(part.router)
-    app.include_router(_pages())
+    routers = [part.router for part in (events, sync, videos, content, about, admin, workers)] + [_pages()]
+    for router in (*routers, _heads(routers)):
+        app.include_router(router)
     hosts = hosts_of(context.settings.host, context.settings.allowed_hosts)
     app.add_middleware(Shield, metrics=context.metrics, hosts=hosts)
     _describe_body(app)
     return app
+
+
+def _heads(routers: Iterable[APIRouter]) -> APIRouter:
+    """HEAD wherever there is GET; uvicorn leaves the body out."""
+    heads = APIRouter(include_in_schema=False)
+    for route in (route for router in routers for route in router.routes):
+        if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
+            heads.add_api_route(
+                route.path,
+                route.endpoint,
+                methods=["HEAD"],
+                dependencies=route.dependencies,
+                response_class=route.response_class,
+            )
+    return heads
 
 
 def _pages() -> APIRouter:

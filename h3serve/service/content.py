@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -16,15 +17,19 @@ from h3serve.service.schema import ERRORS
 router = APIRouter(prefix="/v1", responses=ERRORS)
 Variant = Literal["video", "audio", "thumbnail"]
 _RETRY_S = 2
+_RANGE = re.compile(r"[ \t]*(?:([0-9]{1,18})-([0-9]{0,18})|-[0-9]{1,18})[ \t]*")
 
 
-@router.head("/videos/{job_id}/content", include_in_schema=False)
 @router.get("/videos/{job_id}/content", response_class=FileResponse)
 def get_content(
     job_id: str, request: Request, caller: CallerOf, context: ContextOf, variant: Variant = "video"
 ) -> Response:
     """A file of a completed video; `Range` and `If-None-Match` are honoured."""
-    job = context.find(job_id, caller)
+    return file_reply(request, context, context.find(job_id, caller), variant)
+
+
+def file_reply(request: Request, context: Context, job: Job, variant: Variant) -> Response:
+    """The file, or 304; raises Refusal where there is none."""
     _check_ready(job)
     entry: dict[str, Any] | None = (job.files or {}).get(variant)
     path = context.folder.content(job, variant)
@@ -39,7 +44,16 @@ def get_content(
     }
     if _matches(request.headers.get("if-none-match"), headers["ETag"]):
         return Response(status_code=304, headers=headers)
+    if not _is_range(request.headers.get("range", "")):  # to be ignored, where FileResponse would answer 400
+        request.scope["headers"] = [(name, value) for name, value in request.scope["headers"] if name != b"range"]
     return FileResponse(path, media_type=entry["type"], headers=headers)
+
+
+def _is_range(header: str) -> bool:
+    """Whether it asks for ranges of bytes as RFC 9110 writes them."""
+    unit, _, ranges = header.partition("=")
+    parts = [_RANGE.fullmatch(part) for part in ranges.split(",")]
+    return unit.lower() == "bytes" and all(part and int(part[1] or 0) <= int(part[2] or part[1] or 0) for part in parts)
 
 
 def _check_ready(job: Job) -> None:

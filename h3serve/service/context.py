@@ -15,7 +15,7 @@ from h3serve.service.estimate import Patience
 from h3serve.service.folder import DataFolder
 from h3serve.service.hosts import is_local
 from h3serve.service.intake import Intake
-from h3serve.service.job import Job, Json, NewJob
+from h3serve.service.job import Job, Json, NewJob, is_id
 from h3serve.service.keys import Caller, KeyRing
 from h3serve.service.ledger import Ledger
 from h3serve.service.metrics import Metrics
@@ -59,10 +59,17 @@ class Context:
 
     def find(self, job_id: str, caller: Caller) -> Job:
         """The caller's job; raises Refusal 404."""
-        job = self.store.get(job_id, caller.name)
+        job = self.store.get(job_id, caller.name) if is_id(job_id) else None
         if job is None:
             raise Refusal(404, f"there is no video {job_id[:80]!r}", code="not_found")
         return job
+
+    def cancel(self, job: Job) -> Job | None:
+        """The job after its cancellation, which finds nothing to do where it has ended; None when it is gone."""
+        after = self.store.request_cancel(job.id)
+        self.supervisor.cancel(job.id)
+        self.board.ring(job)
+        return after
 
     def view(self, job: Job) -> Json:
         return job_view(job, self.settings, self.board.get(job.id))

@@ -9,8 +9,8 @@ import json
 from collections.abc import AsyncIterator
 
 from anyio import to_thread
-from fastapi import APIRouter
-from fastapi.responses import StreamingResponse
+from fastapi import APIRouter, Request
+from fastapi.responses import Response, StreamingResponse
 
 from h3serve.service.context import CallerOf, Context, ContextOf
 from h3serve.service.job import Job, Json
@@ -26,25 +26,25 @@ _ALIVE = ": still here\n\n"
 
 
 @router.get("/videos/events", response_class=StreamingResponse)
-async def get_all_events(caller: CallerOf, context: ContextOf) -> StreamingResponse:
+async def get_all_events(request: Request, caller: CallerOf, context: ContextOf) -> Response:
     """A stream without end of all the caller's videos.
 
     `created` with the whole video, first for each that waits or runs; then `progress`, and `completed`,
     `failed` or `cancelled` with the whole video, or `deleted`.
     """
-    return _reply(_stream_all(context, caller.name))
+    return _reply(request, _stream_all(context, caller.name))
 
 
 @router.get("/videos/{job_id}/events", response_class=StreamingResponse)
-async def get_events(job_id: str, caller: CallerOf, context: ContextOf) -> StreamingResponse:
+async def get_events(job_id: str, request: Request, caller: CallerOf, context: ContextOf) -> Response:
     """A stream that ends with `completed`, `failed`, `cancelled`, `expired` or `deleted`."""
     await to_thread.run_sync(context.find, job_id, caller)
-    return _reply(_stream(context, job_id))
+    return _reply(request, _stream(context, job_id))
 
 
-def _reply(stream: AsyncIterator[str]) -> StreamingResponse:
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+def _reply(request: Request, stream: AsyncIterator[str]) -> Response:
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "Content-Type": "text/event-stream"}
+    return Response(headers=headers) if request.method == "HEAD" else StreamingResponse(stream, headers=headers)
 
 
 async def _stream_all(context: Context, owner: str) -> AsyncIterator[str]:

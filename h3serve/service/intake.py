@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,12 @@ from h3serve.core.plan import Plan
 from h3serve.core.probe import MediaProbe
 from h3serve.core.request import GenerationRequest, parse_request
 from h3serve.core.settings import check_quality
+from h3serve.media.address import ALLOWED, url_problem
 from h3serve.media.probe import probe_media
 from h3serve.media.sources import IngestLimits, SourcePolicy
 from h3serve.service.body import Body
 from h3serve.service.form_fields import fields_of
+from h3serve.service.input_names import write_names
 from h3serve.service.job import Json, NewJob
 from h3serve.service.keys import Caller
 from h3serve.service.openai_fields import to_h3
@@ -29,7 +30,6 @@ from h3serve.service.settings import ServiceSettings
 from h3serve.service.supervisor import Supervisor
 
 _MAX_PRIORITY = 10
-_URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ class Intake:
         sources.check_all_used()
         for upload in body.files:
             upload.path.unlink()
+        write_names(folder, sources.names)
         probes = [probe_media(file) for file in files]
         frozen = request.model_dump(mode="json")
         for condition, file in zip(frozen["conditions"], files, strict=True):
@@ -95,7 +96,7 @@ class Intake:
 
     def _check_model(self, model: Any) -> None:
         name = self.settings.model_name
-        if model is not None and model != name:
+        if model is not None and model not in (name, *self.settings.aliases):
             raise Refusal(
                 404, f"model {str(model)[:80]!r} is not here; this server has {name!r}", code="model_not_found"
             )
@@ -113,8 +114,10 @@ class Intake:
             return None
         if self.settings.webhook_secret is None:
             raise RequestError("webhook_url", url, "this server has no webhook secret, so it sends no webhooks")
-        if not isinstance(url, str) or len(url) > 2000 or not _URL.fullmatch(url):
-            raise RequestError("webhook_url", url, "an http(s) URL")
+        if not isinstance(url, str):
+            raise RequestError("webhook_url", url, ALLOWED)
+        if (problem := url_problem(url, private=self.settings.webhook_private)) is not None:
+            raise RequestError("webhook_url", url, problem)
         return url
 
 

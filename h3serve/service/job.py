@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -67,6 +68,14 @@ class Outcome:
     @property
     def bytes(self) -> int:
         return sum(int(entry["bytes"]) for entry in (self.files or {}).values())
+
+
+_ID = re.compile(r"video_[0-9a-f]{32}")
+
+
+def is_id(text: str) -> bool:
+    """Whether a job can have this name; anything else never reaches a database."""
+    return _ID.fullmatch(text) is not None
 
 
 def new_id() -> str:

@@ -73,10 +73,13 @@ class WorkerProcess:
 
 def explain_exit(code: int, *, killed_for_memory: bool = False) -> str:
     """The words for an exit code as subprocess gives it (negative: a signal)."""
-    if killed_for_memory:
-        return "the worker was killed by the system because host memory ran out"
+    why = _exit_words(code)
+    return f"{why}; the kernel killed a process here because host memory ran out" if killed_for_memory else why
+
+
+def _exit_words(code: int) -> str:
     if code == -signal.SIGKILL:
-        return "the worker was killed (SIGKILL), as the system does when host memory runs out"
+        return "the worker was killed (SIGKILL)"
     if code == -signal.SIGBUS:
         return "the worker died of a bus error; shared memory (/dev/shm) may be too small"
     if code < 0:

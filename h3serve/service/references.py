@@ -18,6 +18,7 @@ from h3serve.media.fetch import open_source
 from h3serve.media.sources import MediaFile, SourcePolicy
 from h3serve.service.body import Upload, safe_suffix
 from h3serve.service.form_fields import UPLOAD
+from h3serve.service.input_names import read_names
 
 _JOB = re.compile(r"job:(video_[0-9a-f]{32})/([0-9]{2}[.a-z0-9]{0,6})")
 
@@ -31,6 +32,7 @@ class Sources:
     policy: SourcePolicy
     fetch_urls: bool = True
     used: set[Path] = field(default_factory=set)  # the uploads that a condition named
+    names: dict[str, str] = field(default_factory=dict)  # copied file -> what the caller calls it
 
     def check_all_used(self) -> None:
         """Nothing is accepted and then ignored: raises MediaError for an upload nobody named."""
@@ -53,6 +55,7 @@ class Sources:
         source, name = found
         target = folder / (stem + safe_suffix(name))
         shutil.copyfile(source, target)
+        self.names[target.name] = name
         return MediaFile(target, where, name, self.policy.limits)
 
     def _upload(self, uri: str, where: str) -> tuple[Path, str] | None:
@@ -74,4 +77,4 @@ class Sources:
         folder = self.inputs_of(match[1]) if match else None
         if match is None or folder is None or not (folder / match[2]).is_file():
             raise MediaError(where, uri, "that job or its input is not here any more")
-        return folder / match[2], match[2]
+        return folder / match[2], read_names(folder).get(match[2], match[2])

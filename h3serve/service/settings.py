@@ -68,6 +68,7 @@ class ServiceSettings:
     residency: str = "auto"
     encodings_cache: Path | None = None  # folder where workers keep encoded prompts and references
     revision: str | None = None
+    aliases: tuple[str, ...] = ()  # other names that callers may send as `model`
     gpus: int = 1  # of one worker, which make one clip together
     ulysses: int | None = None
     tp: int | None = None

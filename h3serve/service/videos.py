@@ -24,7 +24,7 @@ from h3serve.service.store import QueueFull
 
 router = APIRouter(prefix="/v1", responses=ERRORS)
 _MAX_KEY = 255
-IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", max_length=_MAX_KEY)]
+IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=_MAX_KEY)]
 
 
 @router.post("/videos", openapi_extra=CREATE_BODY)
@@ -32,6 +32,12 @@ async def create_video(
     request: Request, caller: CallerOf, context: ContextOf, idempotency_key: IdempotencyKey = None
 ) -> JSONResponse:
     """Accept a video to generate; the reply goes out at once and the job survives restarts."""
+    job = await create(request, caller, context, idempotency_key)
+    return JSONResponse(context.view(job), headers={"Location": f"/v1/videos/{job.id}"})
+
+
+async def create(request: Request, caller: Caller, context: Context, idempotency_key: str | None) -> Job:
+    """The job that a request asks for, in the store; raises H3Error."""
     context.check_open()
     job_id = new_id()
     try:
@@ -40,10 +46,9 @@ async def create_video(
         async with _body(request, context, job_id) as body:
             new = (await context.prepare(body, caller, job_id)).with_key(idempotency_key)
             # Whoever waits may leave or be told to stop: between its files and its row a job is not left alone.
-            job = await asyncio.shield(_accept(context, caller, new, has_files=not body.is_plain))
+            return await asyncio.shield(_accept(context, caller, new, has_files=not body.is_plain))
     except QueueFull as full:
         raise await context.queue_full(full) from None
-    return JSONResponse(context.view(job), headers={"Location": f"/v1/videos/{job.id}"})
 
 
 @router.post("/plan", openapi_extra=CREATE_BODY)
@@ -82,14 +87,11 @@ def get_video(job_id: str, caller: CallerOf, context: ContextOf) -> Json:
 @router.post("/videos/{job_id}/cancel")
 def cancel_video(job_id: str, caller: CallerOf, context: ContextOf) -> Json:
     """Cancel: at once while queued, within one step while running; a finished video is refused."""
-    job = context.find(job_id, caller)
-    after = context.store.request_cancel(job.id)
+    after = context.cancel(context.find(job_id, caller))
     if after is None:
         raise Refusal(404, f"there is no video {job_id!r}", code="not_found")
     if after.is_final and after.state is not State.CANCELLED:
         raise Refusal(409, f"this video is {after.state} and cannot be cancelled", code="already_final")
-    context.supervisor.cancel(job.id)
-    context.board.ring(job)
     return context.view(after)
 
 

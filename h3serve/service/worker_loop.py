@@ -27,6 +27,7 @@ from h3serve.core.errors import Cancelled, H3Error
 from h3serve.service.channel import Channel, Closed
 from h3serve.service.failures import failure_of
 from h3serve.service.folder import write_result
+from h3serve.service.input_names import by_given_name
 from h3serve.service.job import Json
 from h3serve.service.logs import start_logs
 from h3serve.service.messages import (
@@ -155,7 +156,7 @@ class Worker:
             self.channel.send(Stopped(*name))
             return True
         except Exception as error:
-            failure = failure_of(error, self.stage)
+            failure = failure_of(by_given_name(error, Path(run.inputs)), self.stage)
             log.error("job failed", extra={"job": run.job_id}, exc_info=failure.leaves)
             self.channel.send(Failed(*name, failure.code, failure.message, failure.leaves, failure.again))
             return not failure.leaves

@@ -1,10 +1,10 @@
 """A worker with a fake model: real messages, real files, no network weights.
 
 The first words of a prompt say what happens: `die`, `hang`, `stop beating`, `rank` (one is gone), `device`, `oom`,
-`wrong`, `break`, `full`, `slow N` (seconds per step), `last job` (a rank goes afterwards); with `once` at the
-first attempt only. The model's name says how loading goes, and
-that of an update's source how the update goes: `refused`, `broken`, `die`, `half` (breaks on the device
-`small` only), `slow`; any other one changes every film that is made afterwards.
+`wrong`, `unreadable` (its first input), `break`, `full`, `slow N` (seconds per step), `last job` (a rank goes
+afterwards); with `once` at the first attempt only. The model's name says how loading goes, and that of an update's
+source how the update goes: `refused`, `broken`, `die`, `half` (breaks on the device `small` only), `slow`; any other
+one changes every film that is made afterwards.
 """
 
 import errno
@@ -22,6 +22,7 @@ from h3serve.core.cost import GIB
 from h3serve.core.errors import CheckpointError, RequestError, WorkerError
 from h3serve.core.geometry import RELEASED_SIZES
 from h3serve.core.tasks import PARTITION_OF
+from h3serve.media.sources import MediaFile
 from h3serve.media.writer import mp4_writer
 from h3serve.service.job import Json
 from h3serve.service.worker_loop import OnProgress, main
@@ -91,6 +92,9 @@ def misbehave(prompt: str, output: Path) -> None:
         raise MemoryError
     if prompt.startswith("wrong"):
         raise RequestError("prompt", "wrong", "anything else")
+    if prompt.startswith("unreadable"):
+        inputs = output.parent.parent / "inputs"
+        raise MediaFile(inputs / "00.png", "conditions[0]", str(inputs / "00.png")).error("the picture is damaged")
     if prompt.startswith("break"):
         raise ValueError(f"a secret path {output}")
     if prompt.startswith("full"):

@@ -78,6 +78,67 @@ def test_ranges_etag_and_variants(http: httpx.Client) -> None:
     assert http.get(url, params={"variant": "spritesheet"}).json()["error"]["param"] == "variant"
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        *(
+            "bytes",
+            "bytes=",
+            "bytes=-",
+            "bytes=a-b",
+            "bytes=5-2",
+            "bytes=0-4,x",
+            "bytes=1",
+            "bytes 0-4",
+            "=",
+            "bytes=--4",
+        ),
+        *("items=0-4", "bytes=0x1-4", "bytes=" + "9" * 5000 + "-", "bytes=+1-4", "bytes=1_0-20", "bytes=0-4;1"),
+    ],
+)
+def test_a_range_that_is_none_is_ignored(http: httpx.Client, finished: str, header: str) -> None:
+    """RFC 9110 14.2: an unknown unit is ignored, and so may be an invalid specifier."""
+    reply = http.get(f"/v1/videos/{finished}/content", headers={"Range": header})
+    assert reply.status_code == 200 and reply.content[4:8] == b"ftyp" and "content-range" not in reply.headers
+
+
+@pytest.fixture(scope="module")
+def finished(http: httpx.Client) -> str:
+    return str(finish(http, create(http)["id"])["id"])
+
+
+def test_sync_replies_with_the_video(http: httpx.Client) -> None:
+    reply = http.post("/v1/videos/sync", data={"prompt": "a", "seconds": "4", "size": "64x64"}, files={"x": b""})
+    assert reply.status_code == 400  # an upload that nobody names
+    reply = http.post("/v1/videos/sync", json=T2VA, headers={"Idempotency-Key": "sync"})
+    assert reply.status_code == 200 and reply.headers["content-type"] == "video/mp4" and reply.content[4:8] == b"ftyp"
+    job = reply.headers["x-video-id"]
+    assert http.get(f"/v1/videos/{job}/content").content == reply.content
+    again = http.post("/v1/videos/sync", json=T2VA, headers={"Idempotency-Key": "sync"})
+    assert again.headers["x-video-id"] == job and again.content == reply.content
+    for prompt, status, code in (("wrong", 400, "invalid_request"), ("oom", 500, "out_of_memory")):
+        failed = http.post("/v1/videos/sync", json={**T2VA, "prompt": prompt})
+        assert failed.status_code == status and failed.json()["error"]["code"] == code
+        assert http.get(f"/v1/videos/{failed.headers['x-video-id']}").json()["status"] == "failed"
+
+
+def test_a_sync_client_that_leaves_cancels_its_video(http: httpx.Client, server: LiveServer) -> None:
+    with server.client() as other, pytest.raises(httpx.ReadTimeout):
+        other.post("/v1/videos/sync", json={**T2VA, "prompt": "slow 1 left alone"}, timeout=1.5)
+    newest = http.get("/v1/videos", params={"limit": 1}).json()["data"][0]
+    assert newest["prompt"] == "slow 1 left alone"
+    assert finish(http, newest["id"])["status"] == "cancelled"
+
+
+def test_a_failure_names_the_file_that_was_sent(http: httpx.Client) -> None:
+    form = {"prompt": "unreadable", "size": "64x64"}
+    first = http.post("/v1/videos", data=form, files={"input_reference": ("My holiday.PNG", picture())}).json()
+    message = "conditions[0]: 'My holiday.PNG' is not usable: the picture is damaged"
+    assert finish(http, first["id"])["error"] == {"code": "invalid_media", "message": message}
+    again = http.post("/v1/videos", json=first["request"]).json()
+    assert finish(http, again["id"])["error"]["message"] == message
+
+
 def test_events_end_with_the_final_state(http: httpx.Client) -> None:
     video = create(http, prompt="slow 0.1")
     seen: list[tuple[str, dict[str, Any]]] = []

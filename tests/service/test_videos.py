@@ -149,6 +149,70 @@ def test_idempotency_over_http(http: TestClient, store: JobStore) -> None:
     assert store.ids() == {first["id"]}
 
 
+def test_an_empty_idempotency_key_is_none(http: TestClient, store: JobStore) -> None:
+    for key in ("", "k" * 256):
+        reply = http.post("/v1/videos", json=T2VA, headers={"Idempotency-Key": key})
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == "Idempotency-Key"
+    assert store.ids() == set()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "x", "ftp://example.com/", "http://", "http:///a", "http://example.com:70000/", "http://a b.com/"),
+        *(
+            "https://example.com:0/",
+            "http://user:word@example.com/",
+            "http://-.com/",
+            "http://a..b/",
+            7,
+            ["https://a.com"],
+        ),
+        *("http://127.0.0.1/", "http://localhost:8000/", "http://[::1]/", "http://169.254.169.254/", "http://10.1/"),
+        *("http://example.com/\0", "http://example.com/" + "a" * 2000),
+    ],
+)
+def test_a_webhook_that_could_never_be_delivered_is_refused(store: JobStore, folder: DataFolder, url: Any) -> None:
+    with client_of(context_of(store, folder, webhook_secret=folder.root / "secret")) as http:
+        reply = http.post("/v1/videos", json=changed(webhook_url=url))
+        assert http.post("/v1/videos", json=changed(webhook_url="https://example.com/hook?a=1")).status_code == 200
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == "webhook_url"
+    assert len(store.ids()) == 1
+
+
+def test_head_wherever_there_is_get(http: TestClient) -> None:
+    video = http.post("/v1/videos", json=T2VA).json()["id"]
+    for path in (
+        *(
+            "/",
+            "/docs",
+            "/web/page.js",
+            "/health",
+            "/ready",
+            "/metrics",
+            "/openapi.json",
+            "/v1/models",
+            "/v1/models/fake",
+        ),
+        *("/v1/videos", f"/v1/videos/{video}", f"/v1/videos/{video}/content", "/v1/videos/video_no"),
+    ):
+        head, whole = http.head(path), http.get(path)
+        assert head.status_code == whole.status_code, path
+        assert head.headers["content-type"] == whole.headers["content-type"]
+    for path in ("/v1/videos/events", f"/v1/videos/{video}/events"):
+        assert http.head(path).headers["content-type"] == "text/event-stream"
+    assert http.head("/v1/plan").status_code == 405
+    assert not any("head" in methods for methods in http.get("/openapi.json").json()["paths"].values())
+
+
+def test_aliases_are_names_of_the_model(store: JobStore, folder: DataFolder) -> None:
+    with client_of(context_of(store, folder, aliases=("sora-2", "a/b"))) as http:
+        assert [m["id"] for m in http.get("/v1/models").json()["data"]] == ["fake", "sora-2", "a/b"]
+        assert http.get("/v1/models/a/b").json()["root"] == "fake"
+        assert http.post("/v1/videos", json=changed(model="sora-2")).json()["model"] == "fake"
+        assert http.post("/v1/videos", json=changed(model="sora-2-pro")).status_code == 404
+
+
 def test_a_full_queue_says_when_to_come_back(store: JobStore, folder: DataFolder) -> None:
     with client_of(context_of(store, folder, max_queued=2)) as http:
         replies = [http.post("/v1/videos", json=T2VA) for _ in range(4)]
@@ -185,6 +249,10 @@ def test_unknown_things_are_404_in_the_same_shape(http: TestClient) -> None:
         ("GET", "/v1/models/other"),
         ("GET", "/nowhere"),
         ("GET", "/v1/videos/..%2f..%2fetc%2fpasswd/content"),
+        ("GET", "/v1/videos/video_%00"),
+        ("DELETE", "/v1/videos/%00"),
+        ("GET", "/v1/videos?after=%00"),
+        ("GET", "/v1/models/%00"),
     ):
         reply = http.request(method, path)
         assert reply.status_code == 404 and set(reply.json()["error"]) == {"message", "type", "param", "code"}
@@ -294,7 +362,7 @@ def test_a_picture_in_every_form(http: TestClient) -> None:
 def test_the_inputs_go_with_the_job(http: TestClient, folder: DataFolder) -> None:
     file = {"input_reference": ("../../a.png", png(), "image/png")}
     video = http.post("/v1/videos", data={"prompt": "a"}, files=file).json()
-    assert [p.name for p in folder.inputs(video["id"]).iterdir()] == ["00.png"]
+    assert {p.name for p in folder.inputs(video["id"]).iterdir()} == {"00.png", "names.json"}
     assert str(folder.root) not in json.dumps(video)
     http.delete(f"/v1/videos/{video['id']}")
     assert list((folder.root / "jobs").iterdir()) == []
