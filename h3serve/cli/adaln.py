@@ -10,6 +10,7 @@ import typer
 from h3serve.cli import flags
 from h3serve.cli.console import say
 from h3serve.core.errors import CheckpointError
+from h3serve.core.settings import cache_folder
 from h3serve.core.tasks import DEFAULT_STEPS, LIMITS, Partition
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ Shift = Annotated[
     float | None,
     typer.Option(help="The checkpoint's if left out.", min=LIMITS.min_shift, max=LIMITS.max_shift),
 ]
-Cache = Annotated[Path | None, typer.Option(help="Folder for what is made once and kept.")]
 
 
 @app.command("build")
@@ -34,7 +34,7 @@ def build(
     audio_flow_shift: Shift = None,
     device: flags.Device = "auto",
     dtype: flags.DType = "auto",
-    cache: Cache = None,
+    cache: flags.Cache = None,
 ) -> None:
     """Make the tables of one schedule and keep them."""
     tiers, shifts = _tiers(model, partition, device, dtype, cache)
@@ -51,7 +51,7 @@ def show(
     partition: Partitioned = "fl2va",
     device: flags.Device = "auto",
     dtype: flags.DType = "auto",
-    cache: Cache = None,
+    cache: flags.Cache = None,
 ) -> None:
     """List the files there are, and whether they are of this model and machine."""
     _list(_tiers(model, partition, device, dtype, cache)[0])
@@ -60,15 +60,18 @@ def show(
 def _tiers(
     model: str, partition: str, device: str, dtype: str, cache: Path | None
 ) -> tuple[AdaLN, tuple[float, float]]:
-    from h3serve.pipeline.engine import DEFAULT_CACHE, resolve_device, resolve_dtype
+    from h3serve.pipeline.engine import resolve_device, resolve_dtype
     from h3serve.runtime.loading import load_modulation
     from h3serve.weights.locate import locate
+    from h3serve.weights.opened import open_component
 
     name, where = _partition(partition), resolve_device(device)
-    folder = locate(model, name)
+    folder = locate(model, name, cache=cache)
     shifts = folder.partition(name).shifts
-    kept = cache or DEFAULT_CACHE
-    tiers = load_modulation(folder, name, device=where, dtype=resolve_dtype(dtype, where), cache=kept)
+    kept = cache_folder(cache)
+    tiers = load_modulation(
+        open_component(folder, "transformer", name), device=where, dtype=resolve_dtype(dtype, where), cache=kept
+    )
     return tiers, (shifts.video, shifts.audio)
 
 

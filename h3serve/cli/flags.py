@@ -34,6 +34,9 @@ Residency = Annotated[str, typer.Option(help="Where weights live: auto, resident
 EncodingsCache = Annotated[
     Path | None, typer.Option(help="Keep encoded prompts and references in this folder, for later runs too.")
 ]
+Cache = Annotated[
+    Path | None, typer.Option(help="Folder for what is made once or fetched, and kept; ~/.cache/h3serve if left out.")
+]
 Gpus = Annotated[int, typer.Option(help="GPUs that make one clip together.")]
 Ulysses = Annotated[int | None, typer.Option(help="Of them, so many share the sequence; chosen if left out.")]
 TensorParallel = Annotated[int | None, typer.Option("--tp", help="So many share every linear; chosen if left out.")]

@@ -16,6 +16,7 @@ def inspect(
     model: Annotated[str, typer.Argument(help="A folder, a hub id, or demo.")],
     partition: Annotated[str | None, typer.Option(help="Which must be there (and is fetched of a hub id).")] = None,
     revision: flags.Revision = None,
+    cache: flags.Cache = None,
 ) -> None:
     """Print partitions, layout, tensors, dtypes, bytes and the load canary's verdict."""
     from h3serve.weights.inspect import ComponentReport, inspect_model
@@ -27,7 +28,7 @@ def inspect(
         head = f"{part.partition} {part.name}: {counts}, {part.bytes:,} bytes in {part.files} files"
         return [head, *(f"  {finding.level}: {finding.text}" for finding in part.findings)]
 
-    report = inspect_model(locate(model, _partition(partition), revision=revision))
+    report = inspect_model(locate(model, _partition(partition), revision=revision, cache=cache))
     say(f"{report.root}: {report.layout} layout")
     for name, tasks in report.partitions.items():
         shifts = report.shifts[name]

@@ -33,6 +33,7 @@ def plan(
     duration: flags.Duration = None,
     steps: flags.Steps = None,
     seed: flags.Seed = None,
+    cache: flags.Cache = None,
     quantize: flags.Quantize = "auto",
     residency: flags.Residency = "auto",
     device_gib: Annotated[float | None, typer.Option(help="Device memory to plan for; this GPU's if left out.")] = None,
@@ -50,10 +51,13 @@ def plan(
     if model is not None:
         from h3serve.core.tasks import PARTITION_OF
         from h3serve.weights.locate import locate
+        from h3serve.weights.opened import open_checkpoint
         from h3serve.weights.size_rules import read_size_rules
 
         partition = PARTITION_OF[request.task]
-        ingest = Ingest(read_size_rules(locate(model, partition).partition(partition).folder))
+        folder = locate(model, partition, cache=cache)
+        open_checkpoint(folder, partition)  # what is planned is refused where it would not be generated
+        ingest = Ingest(read_size_rules(folder.partition(partition).folder))
     resolved = ingest.plan(request)
     shown = resolved.describe()
     choice = None if model is not None else _placement(resolved, residency, float8, device_gib, host_gib)

@@ -34,6 +34,7 @@ def serve(
     quality: flags.QualityTier = _DEFAULT.quality,
     quantize: flags.Quantize = _DEFAULT.quantize,
     residency: flags.Residency = _DEFAULT.residency,
+    cache: flags.Cache = None,
     encodings_cache: flags.EncodingsCache = None,
     revision: flags.Revision = None,
     model_alias: Annotated[
@@ -97,6 +98,7 @@ def serve(
             quality=quality,  # type: ignore[arg-type]
             quantize=quantize,  # type: ignore[arg-type]
             residency=residency,
+            cache=cache,
             encodings_cache=encodings_cache,
             revision=revision,
             aliases=aliases,

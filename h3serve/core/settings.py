@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from h3serve.core.errors import RequestError
@@ -26,7 +27,7 @@ class EngineSettings:
     quality: Quality = "lossless"
     quantize: Quantize = "auto"  # layers of transformer and text encoder; auto: what the tier runs on
     residency: Residency = "auto"
-    cache: str | None = None  # folder for what is made once and kept; ~/.cache/h3serve if left out
+    cache: str | None = None  # folder for what is made once or fetched, and kept; ~/.cache/h3serve if left out
     encodings_cache: str | None = None  # folder where encoded prompts and references are kept; None: in memory only
     revision: str | None = None
     gpus: int = 1  # ranks that make one clip together
@@ -38,6 +39,15 @@ class EngineSettings:
     def float8(self) -> bool:
         """Whether linear layers are quantized to 8 bits while they are read."""
         return is_float8(self.quality, self.quantize)
+
+
+def cache_folder(setting: str | Path | None) -> Path:
+    """The folder for what is made once and kept: `~/.cache/h3serve` by default. RequestError for an unknown home."""
+    try:
+        return Path(setting or Path.home() / ".cache" / "h3serve").expanduser()
+    except RuntimeError as error:
+        said = "" if setting is None else str(setting)
+        raise RequestError("cache", said, f"a folder has to be named: {str(error).lower()}") from None
 
 
 def partitions_of(setting: Partition | Literal["both"]) -> tuple[Partition, ...]:

@@ -54,11 +54,12 @@ class AudioVAEConfig:
         and `config.yaml`, whose top-level keys are looked for in the same dict. CheckpointError if it
         describes another network or contradicts itself. Source: spec/vae_audio.md 6.1, 6.8.
         """
-        flat = {
-            **data,
-            **data.get("model_config", {}),
-            **data.get("metadata", {}).get("kwargs", {}),
-        }
+        flat = dict(data)
+        for part in (data.get("model_config", {}), data.get("metadata", {}).get("kwargs", {})):
+            for name in set(part) & set(flat):
+                if part[name] != flat[name]:
+                    raise CheckpointError(f"audio VAE config: {name} is {flat[name]!r}, and elsewhere {part[name]!r}")
+            flat |= part
         for name, value in FIXED.items():
             if flat.get(name, value) != value:
                 raise CheckpointError(f"audio VAE config: {name} is {flat[name]!r}, not {value!r}")

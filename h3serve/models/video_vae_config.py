@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -35,6 +35,10 @@ ONLY_DECODER = {
     "qk_norm_affine": False,
     "qk_norm_type": "rms_norm",
 }
+
+# Keys that repeat what other keys say, and our name of it.
+SAID_TWICE = {"latent_channels": "latent_channels", "vae_ratio": "space_ratio", "vae_ratio_t": "time_ratio"}
+FACTORS = ("norm_eps", "decoder_eps", "rope_theta", "rope_ratio")  # all else is counted in whole numbers
 
 
 @dataclass(frozen=True)
@@ -114,9 +118,14 @@ class VideoVAEConfig:
         except KeyError as error:
             raise CheckpointError(f"video VAE configuration: {error.args[0]} is missing") from None
         config._check()
+        for name, size in SAID_TWICE.items():
+            if raw.get(name, ours := getattr(config, size)) != ours:
+                raise CheckpointError(f"video VAE configuration: {name} is {raw[name]!r}, other sizes make it {ours}")
         return config
 
     def _check(self) -> None:
+        for field in fields(self):
+            _check_number(field.name, getattr(self, field.name))
         if not len(self.channels) == len(self.space_down) == len(self.time_down):
             raise CheckpointError("video VAE configuration: channels, space_down and time_down must have equal length")
         if not len(self.latents_mean) == len(self.latents_std) == self.latent_channels:
@@ -127,6 +136,33 @@ class VideoVAEConfig:
             raise CheckpointError(
                 f"video VAE configuration: {self.rotated_dim} rotated entries per head are not three axes of pairs"
             )
+        self._check_tiles()
+
+    def _check_tiles(self) -> None:
+        """Tiles begin and end on latents, go forward, and are wide enough for the encoder to mirror their edges."""
+        unit, size, overlap = self.space_ratio, self.tile_size, self.tile_overlap
+        if size % unit or size < 2 * unit:
+            raise CheckpointError(
+                f"video VAE configuration: vae_tile_size is {size}, it must be a multiple of {unit} from {2 * unit} on"
+            )
+        if overlap % unit or not 0 <= overlap < size:
+            raise CheckpointError(
+                f"video VAE configuration: vae_tile_overlap_min is {overlap}, "
+                f"it must be a multiple of {unit} from 0 to {size - unit}, less than vae_tile_size"
+            )
+
+
+def _check_number(name: str, value: Any) -> None:
+    """A size is whole, a factor positive, and what latents are divided by is neither 0 nor negative."""
+    values = value if isinstance(value, tuple) else (value,)
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values):
+        raise CheckpointError(f"video VAE configuration: {name} is {value!r}, not a number")
+    whole = name not in FACTORS and not name.startswith("latents_")
+    if whole and not all(isinstance(v, int) for v in values):
+        raise CheckpointError(f"video VAE configuration: {name} is {value!r}, not a whole number")
+    least = {"latents_mean": -math.inf, "token_drop": 0, "registers": 0, "tile_overlap": 0}.get(name)
+    if not all(v > 0 if least is None else v >= least for v in values):
+        raise CheckpointError(f"video VAE configuration: {name} is {value!r}, it must be above 0")
 
 
 def _refuse_other(raw: Mapping[str, Any], only: Mapping[str, Any]) -> None:

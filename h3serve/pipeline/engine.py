@@ -17,7 +17,7 @@ from h3serve.core.geometry import SizeRules
 from h3serve.core.plan import Plan
 from h3serve.core.prompt import check_length
 from h3serve.core.request import GenerationRequest
-from h3serve.core.settings import EngineSettings, check_quality, partitions_of
+from h3serve.core.settings import EngineSettings, cache_folder, check_quality, partitions_of
 from h3serve.core.tasks import PARTITION_OF, Partition, Quality, Task
 from h3serve.models.audio_vae import AudioVAE
 from h3serve.models.denoiser import Denoiser
@@ -39,14 +39,13 @@ from h3serve.runtime.scheduled import Direct, ModulationSource
 from h3serve.runtime.sharding import ONE, Share
 from h3serve.runtime.sizes import choose_for
 from h3serve.runtime.updates import Updates
-from h3serve.weights.components import check_files
 from h3serve.weights.layout import ModelFolder
 from h3serve.weights.locate import locate
+from h3serve.weights.opened import Opened, open_checkpoint
 from h3serve.weights.size_rules import read_size_rules
 from h3serve.weights.tokenizer import check_processor_files, load_tokenizer
 
 ENCODERS = ("text_encoder", "video_vae", "audio_vae")
-DEFAULT_CACHE = Path.home() / ".cache" / "h3serve"
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Engine:
     placements: Mapping[nn.Module, Placement[nn.Module]] = field(default_factory=dict)  # of networks not always there
     modulations: Mapping[Partition, ModulationSource] = field(default_factory=dict)  # others: straight from the network
     encodings: EncodingCache = field(default_factory=EncodingCache)
-    cache: Path = DEFAULT_CACHE  # folder for what is made once and kept
+    cache: Path | None = None  # folder for what is made once and kept; None: nothing was loaded from a checkpoint
     choice: Choice | None = None  # why the networks are placed as they are
     peaks: PeakMeter = field(default_factory=lambda: PeakMeter(torch.device("cpu")))
 
@@ -119,7 +118,7 @@ class Engine:
     def updates(self, partition: Partition) -> Updates:
         """Takes new weights for a partition's transformer, or refuses them before a byte is written."""
         denoiser, tiers = self.denoisers[partition], self.modulations.get(partition)
-        if not isinstance(tiers, AdaLN):
+        if not isinstance(tiers, AdaLN) or self.cache is None:
             raise RequestError("partition", partition, "its weights were not loaded from a checkpoint")
         return Updates(self.placements[denoiser], tiers, partition, self.device, self.cache)
 
@@ -156,16 +155,15 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
     make_current(device)
     dtype = resolve_dtype(settings.dtype, device)
     _check_settings(settings, device)
-    partitions = partitions_of(settings.partition)
-    folders = {p: locate(settings.model, p, revision=settings.revision) for p in partitions}
-    for partition, folder in folders.items():
-        check_files(folder, partition)
+    cache, partitions = cache_folder(settings.cache), partitions_of(settings.partition)
+    folders = {p: locate_model(settings, p) for p in partitions}
+    opened = {p: open_checkpoint(folder, p) for p, folder in folders.items()}
     shared = partitions[0]  # the partitions' other components are the same files
 
     float8 = settings.float8
     choice = choose_for(
         settings.residency,
-        folders,
+        opened,
         device=device,
         dtype=dtype,
         divided={} if float8 else share.divided,
@@ -176,7 +174,6 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
         raise RequestError(
             "text_encoder", "sharded", "auto or replicated: only weights that stay on the GPU are divided"
         )
-    cache = Path(settings.cache).expanduser() if settings.cache else DEFAULT_CACHE
     peaks = PeakMeter(device, share.largest)
     placements: dict[nn.Module, Placement[nn.Module]] = {}
 
@@ -185,7 +182,7 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
         cut = None if float8 else share.cut(name, resident=mode == "resident")  # 8-bit layers are whole everywhere
         how = How(mode, choice.in_files, choice.resident_blocks, cut)
         held = torch.bfloat16 if name == "video_vae" and device.type == "cuda" else dtype
-        placement = place(folders[partition], name, partition, how, device=device, dtype=held, float8=float8)
+        placement = place(opened[partition][name], how, device=device, dtype=held, float8=float8)
         placements[placement.module] = placement
         return placement.module
 
@@ -198,7 +195,12 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
     share.connect(denoisers.values(), video_vae)
     tiers = {
         p: build_tiers(
-            denoisers[p], folders[p], p, device=device, cache=cache, agree=share.smallest, writes=share.is_first
+            denoisers[p],
+            opened[p]["transformer"],
+            device=device,
+            cache=cache,
+            agree=share.smallest,
+            writes=share.is_first,
         )
         for p in partitions
     }
@@ -215,16 +217,14 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
         rules=read_size_rules(folders[shared].partition(shared).folder),
         placements=placements,
         modulations=tiers,
-        encodings=_encodings(settings, folders[shared], shared, share, made=(maker_of(device), dtype)),
+        encodings=_encodings(settings, opened[shared], share, made=(maker_of(device), dtype)),
         cache=cache,
         choice=choice,
         peaks=peaks,
     )
 
 
-def _encodings(
-    settings: EngineSettings, folder: ModelFolder, partition: Partition, share: Share, *, made: tuple[Any, ...]
-) -> EncodingCache:
+def _encodings(settings: EngineSettings, opened: Opened, share: Share, *, made: tuple[Any, ...]) -> EncodingCache:
     """On disk by what makes the encodings: weights, and all that decides how they round."""
     if settings.encodings_cache is None:
         return EncodingCache(agree=share.all_have)
@@ -233,9 +233,14 @@ def _encodings(
         base.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RequestError("encodings_cache", str(base), f"a folder that can be written ({error.strerror})") from None
-    weights = [folder.component(name, partition).weights for name in ENCODERS]
+    weights = [opened[name].index for name in ENCODERS]
     how = (*made, settings.quality, settings.float8, share.divided.get("text_encoder", 1))
     return EncodingCache(folder=folder_for(base, weights, *how), writes=share.is_first, agree=share.all_have)
+
+
+def locate_model(settings: EngineSettings, partition: Partition) -> ModelFolder:
+    """The checkpoint that these settings name."""
+    return locate(settings.model, partition, revision=settings.revision, cache=settings.cache)
 
 
 def first_partition(settings: EngineSettings) -> Partition:

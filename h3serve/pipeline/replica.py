@@ -14,9 +14,7 @@ from h3serve.core.request import GenerationRequest
 from h3serve.core.settings import EncoderShare, EngineSettings
 from h3serve.media.sources import MediaFile
 from h3serve.media.video import Frames, decode_clip, decode_into
-from h3serve.models.text_encoder import TextEncoderConfig
-from h3serve.models.transformer_config import TransformerConfig
-from h3serve.pipeline.engine import first_partition, resolve_device
+from h3serve.pipeline.engine import first_partition, locate_model, resolve_device
 from h3serve.pipeline.noise import Noise
 from h3serve.runtime.groups import Ranks, open_store
 from h3serve.runtime.launch import Followers
@@ -25,7 +23,7 @@ from h3serve.runtime.shape import ShapeChoice, bytes_per_rank, choose_shape, enc
 from h3serve.runtime.sharding import RankShare
 from h3serve.runtime.shared_decode import shared_decode
 from h3serve.runtime.together import Together
-from h3serve.weights.locate import locate
+from h3serve.weights.opened import open_component
 
 STOP = "stop"
 UPDATE = "update"
@@ -184,8 +182,8 @@ def shape_of(settings: EngineSettings) -> ShapeChoice:
     if settings.gpus == 1:
         return choose_shape(1, settings.ulysses, settings.tp, heads=1, free=None)
     device = rank_device(settings, 0)
-    folder = locate(settings.model, first_partition(settings), revision=settings.revision)
-    config = folder.component("transformer", first_partition(settings)).config
+    folder = locate_model(settings, first_partition(settings))
+    config = open_component(folder, "transformer", first_partition(settings)).config
     tp = settings.tp
     if settings.float8:  # 8-bit layers are not divided
         if tp not in (None, 1):
@@ -195,7 +193,7 @@ def shape_of(settings: EngineSettings) -> ShapeChoice:
         settings.gpus,
         settings.ulysses,
         tp,
-        heads=TransformerConfig.from_dict(config).num_attention_heads,
+        heads=config.num_attention_heads,
         free=measure(device).device_free if device.type == "cuda" else None,
         needed=lambda shape: bytes_per_rank(shape, encoder=parts),
     )
@@ -208,8 +206,8 @@ def encoder_parts_of(settings: EngineSettings) -> int:
     if settings.gpus == 1:
         return encoder_parts(settings.text_encoder, 1, heads=1)
     partition = first_partition(settings)
-    folder = locate(settings.model, partition, revision=settings.revision)
-    heads = TextEncoderConfig.from_dict(folder.component("text_encoder", partition).config).kv_heads
+    folder = locate_model(settings, partition)
+    heads = open_component(folder, "text_encoder", partition).config.kv_heads
     return encoder_parts(settings.text_encoder, settings.gpus, heads=heads, float8=settings.float8)
 
 

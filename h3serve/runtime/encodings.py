@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from h3serve.runtime.identity import identity_of
-from h3serve.weights.index import read_index
+from h3serve.weights.index import TensorIndex
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +43,13 @@ def digest_of(kind: str, *contents: Content) -> str:
     return digest.hexdigest()
 
 
-def folder_for(base: Path, weights: Iterable[Path], *made: object) -> Path:
-    """Where below `base` the encodings by these weight folders are, `made` by this device, library, dtype, ...
+def folder_for(base: Path, weights: Iterable[TensorIndex], *made: object) -> Path:
+    """Where below `base` the encodings by these weights are, `made` by this device, library, dtype, ...
 
     Of each stored tensor some pieces are read.
     """
     digest = hashlib.blake2b(repr(made).encode(), digest_size=8)
-    for folder in weights:
-        index = read_index(folder)
+    for index in weights:
         digest.update(identity_of(index, index.tensors).encode())
     return base / digest.hexdigest()
 

@@ -17,7 +17,7 @@ from h3serve.core.capacity import SLAB_BYTES, SLOTS
 from h3serve.core.cost import GIB
 from h3serve.core.errors import CapacityError
 from h3serve.core.tasks import Partition
-from h3serve.models.denoiser import Denoiser, key_map
+from h3serve.models.denoiser import Denoiser
 from h3serve.models.text_encoder import TextEncoder
 from h3serve.runtime.adaln import AdaLN
 from h3serve.runtime.identity import maker_of
@@ -30,11 +30,10 @@ from h3serve.runtime.sidecar import Origin, SidecarFolder
 from h3serve.runtime.slab import Slab
 from h3serve.runtime.store import FileStore
 from h3serve.weights.canary import report
-from h3serve.weights.components import RECIPES, build_on_meta, check_loaded, load_component
-from h3serve.weights.index import read_index
 from h3serve.weights.inspect import inspect_component
-from h3serve.weights.layout import ModelFolder
 from h3serve.weights.load import nothing
+from h3serve.weights.networks import check_loaded, load_component
+from h3serve.weights.opened import OpenedComponent
 from h3serve.weights.parts import Cut
 
 log = logging.getLogger(__name__)
@@ -57,9 +56,7 @@ class How:
 
 
 def place(
-    folder: ModelFolder,
-    name: str,
-    partition: Partition,
+    opened: OpenedComponent,
     how: How,
     *,
     device: torch.device,
@@ -72,27 +69,28 @@ def place(
     8-bit weights are made while loading, so they cannot be left in their files.
     """
     assert not (float8 and how.in_files)
+    name = opened.name
     skip = is_projection if name == "transformer" else nothing
     stream = Streaming(resident_blocks=how.resident_blocks, cyclic=True) if how.mode == "stream" else None
     if stream and name != "transformer":
         stream = Streaming()
     if how.mode != "resident" and not how.in_files:
-        check_host(folder, name, partition, skip, float8=float8)
+        check_host(opened, skip, float8=float8)
     if how.cut is not None or float8:
         load = {"dtype": dtype, "float8": float8, "skip": skip, "cut": how.cut}
         if how.mode == "resident":
-            return Resident(load_component(folder, name, partition, device=device, **load))  # type: ignore[arg-type]
+            return Resident(load_component(opened, device=device, **load))  # type: ignore[arg-type]
         assert how.cut is None, "only resident networks are cut"
-        return from_host(load_component(folder, name, partition, **load), name, device=device, stream=stream)  # type: ignore[arg-type]
+        return from_host(load_component(opened, **load), name, device=device, stream=stream)  # type: ignore[arg-type]
     began = time.perf_counter()
-    visiting = _in_files(folder, name, partition, device=device, dtype=dtype, skip=skip, stream=stream)
+    visiting = _in_files(opened, device=device, dtype=dtype, skip=skip, stream=stream)
     if how.in_files:
-        report(folder.component(name, partition).weights, inspect_component(folder, name, partition).findings)
+        report(opened.index.folder, inspect_component(opened).findings)
         return visiting
     assert isinstance(visiting.store, FileStore)
     visiting.store.on_read = _Progress(name, sum(flat.num_bytes for flat in visiting.store.flats))
     placement = visiting.stay() if how.mode == "resident" else visiting.into_memory()
-    check_loaded(folder, name, partition, held_by(placement, name))
+    check_loaded(opened, held_by(placement, name))
     _say(name, visiting, time.perf_counter() - began)
     return placement
 
@@ -117,31 +115,25 @@ def _say(name: str, visiting: Visiting[nn.Module], seconds: float) -> None:
     log.info("%s: %.2f GiB in %.1f s, %.2f GiB/s", name, size, seconds, size / seconds)
 
 
-def check_host(
-    folder: ModelFolder, name: str, partition: Partition, skip: Callable[[str], bool], *, float8: bool = False
-) -> None:
+def check_host(opened: OpenedComponent, skip: Callable[[str], bool], *, float8: bool = False) -> None:
     """CapacityError, before a byte is read, if the host's free memory cannot take the component."""
-    recipe, component = RECIPES[name], folder.component(name, partition)
-    index = read_index(component.weights)
-    entries = recipe.key_map(recipe.read_config(component.config), folder.layout).entries
-    eight = recipe.float8_linears if float8 else ()
+    eight = opened.recipe.float8_linears if float8 else ()
     needed, (_, free) = 0, host_memory()
-    for entry in entries:
+    for entry in opened.key_map.entries:
         if not skip(entry.target):
             quantized = any(fnmatchcase(entry.target, f"{pattern}.weight") for pattern in eight)
-            stored = [index.tensors[source] for source in entry.sources]
+            stored = [opened.index.tensors[source] for source in entry.sources]
             needed += sum(math.prod(t.shape) if quantized else t.num_bytes for t in stored)
     if needed > free:
         raise CapacityError(
-            f"{name} needs {needed / GIB:.1f} GiB of host memory, {free / GIB:.1f} GiB are free: "
+            f"{opened.name} needs {needed / GIB:.1f} GiB of host memory, {free / GIB:.1f} GiB are free: "
             "free some, or let the weights stay in their files"
         )
 
 
 def build_tiers(
     denoiser: Denoiser,
-    folder: ModelFolder,
-    partition: Partition,
+    opened: OpenedComponent,
     *,
     device: torch.device,
     cache: Path,
@@ -154,8 +146,7 @@ def build_tiers(
     projections are read sooner than their tables would be.
     """
     shape, dtype = TableShape.of(denoiser.config), denoiser.transformer.compute_dtype
-    index = read_index(folder.component("transformer", partition).weights)
-    projections = Projections(index, key_map(denoiser.config, folder.layout), dtype)
+    projections = Projections(opened.index, opened.key_map, dtype)
     page = shape.values * dtype.itemsize
     count = page_count(shape, dtype, limit_bytes=PAGE_BYTES, free_bytes=host_memory()[1], agree=agree)
     return AdaLN(
@@ -163,25 +154,21 @@ def build_tiers(
         projections,
         slab=Slab(shape, SLOTS, limit=SLAB_BYTES // page, device=device, dtype=dtype),
         pages=PageCache(shape, count, device=device, dtype=dtype),
-        sidecars=open_sidecars(projections, partition, shape, device=device, cache=cache),
+        sidecars=open_sidecars(projections, opened.partition, shape, device=device, cache=cache),
         writes=writes,
     )
 
 
-def load_modulation(
-    folder: ModelFolder, partition: Partition, *, device: torch.device, dtype: torch.dtype, cache: Path
-) -> AdaLN:
+def load_modulation(opened: OpenedComponent, *, device: torch.device, dtype: torch.dtype, cache: Path) -> AdaLN:
     """The AdaLN tiers of a checkpoint alone: nothing else of its transformer is read."""
     module = load_component(
-        folder,
-        "transformer",
-        partition,
+        opened,
         device=device,
         dtype=dtype,
         skip=lambda name: is_projection(name) or not name.startswith((PREFIX, DTYPE_OF)),
     )
     assert isinstance(module, Denoiser)
-    return build_tiers(module, folder, partition, device=device, cache=cache)
+    return build_tiers(module, opened, device=device, cache=cache)
 
 
 def open_sidecars(
@@ -196,26 +183,22 @@ def open_sidecars(
 
 
 def _in_files(
-    folder: ModelFolder,
-    name: str,
-    partition: Partition,
+    opened: OpenedComponent,
     *,
     device: torch.device,
     dtype: torch.dtype,
     skip: Callable[[str], bool],
     stream: Streaming | None,
 ) -> Visiting[nn.Module]:
-    recipe, component = RECIPES[name], folder.component(name, partition)
-    config = recipe.read_config(component.config)
-    module = build_on_meta(recipe, config)
+    module = opened.build()
     if isinstance(module, TextEncoder):
         module.reset_buffers(device)
     return from_files(
         module,
-        name,
-        read_index(component.weights),
-        [entry for entry in recipe.key_map(config, folder.layout).entries if not skip(entry.target)],
-        dtype_of=lambda target: recipe.dtype_of(target, dtype),
+        opened.name,
+        opened.index,
+        [entry for entry in opened.key_map.entries if not skip(entry.target)],
+        dtype_of=lambda target: opened.dtype_of(target, dtype),
         device=device,
         stream=stream,
     )

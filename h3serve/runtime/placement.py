@@ -176,7 +176,7 @@ def from_files(
     device: torch.device,
     stream: Streaming | None,
 ) -> Visiting[M]:
-    """A network on meta whose weights stay in their files: `entries` of its key map, checked by the caller."""
+    """A network on meta whose weights stay in their files: `entries` of an opened component's key map."""
     blocks = blocks_of(module, name)
     shapes = {key: tuple(value.shape) for key, value in module.state_dict().items()}
     for entry in entries:  # what weights will be is asked for before their first visit

@@ -1,11 +1,10 @@
-"""Sizes of a checkpoint's networks in bytes, from their configs alone, and the placement that follows."""
+"""Sizes of a checkpoint's networks in bytes, and the placement that follows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import torch
 
@@ -25,8 +24,7 @@ from h3serve.runtime.machine import Machine, measure
 from h3serve.runtime.placement import blocks_of, split
 from h3serve.runtime.rebuild import is_projection
 from h3serve.runtime.residency import RELEASED_SIZES, RELEASED_SIZES_8_BITS, Choice, Size, choose
-from h3serve.weights.components import RECIPES, build_on_meta
-from h3serve.weights.layout import ModelFolder
+from h3serve.weights.opened import Opened, OpenedComponent
 from h3serve.weights.released import RELEASED
 
 DEFAULT_REQUEST = {"task": "t2va", "prompt": "a", "target": {"short_edge": 768, "duration_seconds": 5}}
@@ -34,7 +32,7 @@ DEFAULT_REQUEST = {"task": "t2va", "prompt": "a", "target": {"short_edge": 768, 
 
 def choose_for(
     residency: str,
-    folders: Mapping[Partition, ModelFolder],
+    opened: Mapping[Partition, Opened],
     *,
     device: torch.device,
     dtype: torch.dtype,
@@ -46,9 +44,9 @@ def choose_for(
 
     `divided` says by how much ranks divide a network's blocks while it is resident; `agree` is the minimum over them.
     """
-    first = next(iter(folders))
-    sizes = sizes_of(folders[first], list(folders), dtype, float8=float8)
-    configs = {name: config_of(folders[first], name, first) for name in ("transformer", "text_encoder", "video_vae")}
+    first = next(iter(opened.values()))
+    sizes = sizes_of(first, len(opened), dtype, float8=float8)
+    configs = {name: first[name].config for name in ("transformer", "text_encoder", "video_vae")}
     model = model_size(configs["transformer"], configs["text_encoder"], sizes, dtype)
     plan = Plan.resolve(parse_request(DEFAULT_REQUEST), model=model)
     machine = Machine(**{name: agree(value) for name, value in vars(measure(device)).items()})
@@ -80,19 +78,9 @@ def _with_host(choice: Choice) -> Choice:
     return choice
 
 
-def sizes_of(
-    folder: ModelFolder, partitions: Sequence[Partition], dtype: torch.dtype, *, float8: bool = False
-) -> dict[str, Size]:
-    """Every network as it will be held: of the transformer, all but the blocks' AdaLN projections."""
-    return {
-        name: _size(name, config_of(folder, name, partitions[0]), dtype, len(partitions), float8=float8)
-        for name in RECIPES
-    }
-
-
-def config_of(folder: ModelFolder, name: str, partition: Partition) -> Any:
-    """A component's config, read."""
-    return RECIPES[name].read_config(folder.component(name, partition).config)
+def sizes_of(opened: Opened, partitions: int, dtype: torch.dtype, *, float8: bool = False) -> dict[str, Size]:
+    """Every network as it will be held: of so many transformers, all but the blocks' AdaLN projections."""
+    return {name: _size(one, dtype, partitions, float8=float8) for name, one in opened.items()}
 
 
 def model_size(
@@ -122,13 +110,12 @@ def tiles_for(config: VideoVAEConfig, device_bytes: int) -> Tiles:
     return Tiles(encoded, decoded, max(1, share // encoded), max(1, share // decoded))
 
 
-def _size(name: str, config: Any, dtype: torch.dtype, partitions: int, *, float8: bool) -> Size:
-    recipe = RECIPES[name]
-    module = build_on_meta(recipe, config)
+def _size(opened: OpenedComponent, dtype: torch.dtype, partitions: int, *, float8: bool) -> Size:
+    name, module = opened.name, opened.build()
     if float8:
-        use_float8(module, recipe.float8_linears, dtype)
+        use_float8(module, opened.recipe.float8_linears, dtype)
     held = {
-        key: value.numel() * (value.dtype if value.dtype == FLOAT8 else recipe.dtype_of(key, dtype)).itemsize
+        key: value.numel() * (value.dtype if value.dtype == FLOAT8 else opened.dtype_of(key, dtype)).itemsize
         for key, value in module.state_dict().items()
         if not (name == "transformer" and is_projection(key))
     }

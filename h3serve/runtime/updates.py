@@ -6,7 +6,6 @@ are computed. So weights are only taken together with the checkpoint that holds 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch import nn
 
 from h3serve.core.errors import CheckpointError, H3Error, RequestError, WorkerError
 from h3serve.core.tasks import Partition
-from h3serve.models.denoiser import Denoiser, key_map, param_dtype
+from h3serve.models.denoiser import Denoiser, param_dtype
 from h3serve.models.float8_linear import Float8Linear
 from h3serve.models.keymap import Entry
 from h3serve.runtime.adaln import AdaLN
@@ -27,13 +26,14 @@ from h3serve.runtime.placement import Placement, Visiting, from_files, held_by
 from h3serve.runtime.rebuild import PREFIX, Projections, is_projection
 from h3serve.runtime.store import FileStore
 from h3serve.weights.canary import report
-from h3serve.weights.index import TensorIndex, read_index
+from h3serve.weights.checks import adapter_layer
+from h3serve.weights.index import TensorIndex
 from h3serve.weights.inspect import inspect_component
 from h3serve.weights.layout import ModelFolder
-from h3serve.weights.load import EntryReader, check_names, check_shape
+from h3serve.weights.load import EntryReader
+from h3serve.weights.opened import open_component
 
 NAME = "transformer"
-_LORA = re.compile(r"(^|[._])(lora|loha|lokr|hada|dora)_|\.alpha$")  # tensors of an adapter, as trainers name them
 Dropped = dict[str, int]  # what each cache held that is not valid any more
 
 
@@ -100,26 +100,19 @@ class Updates:
         assert isinstance(module, Denoiser)
         if any(isinstance(layer, Float8Linear) for layer in module.modules()):
             raise RequestError("weights", "8-bit", "they were quantized when they were loaded; load the model anew")
-        folder.partition(self.partition)
-        component = folder.component(NAME, self.partition)
-        index, names = read_index(component.weights), key_map(module.config, folder.layout)
-        self.validate_lora_layers(index.tensors)
-        if type(module.config).from_dict(component.config) != module.config:
-            raise CheckpointError(f"{component.folder} is of another size than the served model")
-        check_names(index, names)
-        shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-        for entry in names.entries:
-            check_shape(entry, index, shapes[entry.target])
-        report(component.weights, inspect_component(folder, NAME, self.partition).findings)
-        ours = tuple(entry for entry in names.entries if not is_projection(entry.target))
-        return Source(index, ours, Projections(index, names, self._dtype(module)))
+        opened = open_component(folder, NAME, self.partition)
+        if opened.config != module.config:
+            raise CheckpointError(f"{opened.index.folder} is of another size than the served model")
+        report(opened.index.folder, inspect_component(opened).findings)
+        ours = tuple(entry for entry in opened.key_map.entries if not is_projection(entry.target))
+        return Source(opened.index, ours, Projections(opened.index, opened.key_map, self._dtype(module)))
 
     def validate_lora_layers(self, names: Iterable[str]) -> None:
         """RequestError if any of these tensors is a layer of an adapter: what it changes would have to be undone.
 
         And of modulation it would change what tables are made from, which is read from the checkpoint.
         """
-        if layer := next(filter(_LORA.search, names), None):
+        if layer := adapter_layer(names):
             raise RequestError(
                 "lora", layer, "adapters are not loaded: merge it into a checkpoint, and update from that one"
             )

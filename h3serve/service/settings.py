@@ -66,6 +66,7 @@ class ServiceSettings:
     quality: Quality = "lossless"
     quantize: Quantize = "auto"
     residency: str = "auto"
+    cache: Path | None = None  # folder where workers keep what is made once or fetched
     encodings_cache: Path | None = None  # folder where workers keep encoded prompts and references
     revision: str | None = None
     aliases: tuple[str, ...] = ()  # other names that callers may send as `model`
@@ -104,6 +105,7 @@ class ServiceSettings:
             "quality": self.quality,
             "quantize": self.quantize,
             "residency": self.residency,
+            "cache": None if self.cache is None else str(self.cache),
             "encodings_cache": None if self.encodings_cache is None else str(self.encodings_cache),
             "revision": self.revision,
             "gpus": self.gpus,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -15,6 +16,7 @@ from huggingface_hub.errors import (
 
 from h3serve.core.errors import CheckpointError
 from h3serve.core.model_name import PARTITION_FOLDERS, TRANSFORMERS
+from h3serve.core.settings import cache_folder
 from h3serve.core.tasks import Partition
 from h3serve.weights.layout import is_original_partition
 
@@ -23,14 +25,18 @@ SUFFIXES = ("json", "safetensors", "txt", "jinja")
 SHARED = ("text_encoder", "tokenizer", "processor")
 
 
-def download(model: str, partition: Partition, *, revision: str | None = None) -> Path:
+def download(model: str, partition: Partition, *, revision: str | None = None, cache: str | Path | None = None) -> Path:
     """The local snapshot of a hub id, holding at least one partition's files.
+
+    It lies in `hub/` below `cache` if that is given and the environment (`HF_HUB_CACHE`, `HF_HOME`) names no place.
 
     With `HF_HUB_OFFLINE` set, or no network, what an earlier download left is used; CheckpointError
     if that is not enough or the repository or revision does not exist.
     """
-    snapshot = _snapshot(model, INDEX_FILES, revision)
-    return _snapshot(model, needed_files(snapshot, partition), revision)
+    named = cache is None or any(name in os.environ for name in ("HF_HUB_CACHE", "HF_HOME"))
+    place = None if named else cache_folder(cache) / "hub"
+    snapshot = _snapshot(model, INDEX_FILES, revision, place)
+    return _snapshot(model, needed_files(snapshot, partition), revision, place)
 
 
 def needed_files(snapshot: Path, partition: Partition) -> tuple[str, ...]:
@@ -48,10 +54,10 @@ def _patterns(folders: tuple[str, ...]) -> tuple[str, ...]:
     return ("h3serve.json", *(f"{folder}/*.{suffix}" for folder in folders for suffix in SUFFIXES))
 
 
-def _snapshot(model: str, patterns: tuple[str, ...], revision: str | None) -> Path:
+def _snapshot(model: str, patterns: tuple[str, ...], revision: str | None, place: Path | None) -> Path:
     at = f" at revision {revision}" if revision else ""
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=list(patterns)))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=list(patterns), cache_dir=place))
     except GatedRepoError:
         reason = "needs its licence accepted and a login (`hf auth login`)"
     except RepositoryNotFoundError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,14 @@ def read_index(folder: Path) -> TensorIndex:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of a folder: those its index names, or the single one."""
+    """The safetensors files of a folder: those its index names, or the single one; no others may lie beside them."""
+    files = _named_files(folder)
+    if extra := sorted(file.name for file in folder.glob("*.safetensors") if file not in files and file.is_file()):
+        raise CheckpointError(f"{folder}: {some(extra)} lies beside the weights and would not be used")
+    return files
+
+
+def _named_files(folder: Path) -> tuple[Path, ...]:
     for stem in STEMS:
         if (single := folder / f"{stem}.safetensors").is_file():
             return (single,)
@@ -102,11 +109,21 @@ def _read_header(file: Path) -> tuple[TensorInfo, ...]:
         header = _parse(stream.read(length), file)
     header.pop("__metadata__", None)
     tensors = tuple(_tensor(name, entry, file) for name, entry in header.items())
-    promised = 8 + length + max((t.start + t.num_bytes for t in tensors), default=0)
+    promised = 8 + length + _data_bytes(tensors, file)
     if size != promised:
         what = "is cut off" if size < promised else "has bytes after its last tensor"
         raise CheckpointError(f"{file} {what}: {size} bytes are there, its header says {promised}")
     return tensors
+
+
+def _data_bytes(tensors: Sequence[TensorInfo], file: Path) -> int:
+    """Bytes of all tensors, which lie one after another: no two share bytes, and none belong to nobody."""
+    end = 0
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.start, tensor.num_bytes)):
+        if tensor.start != end:
+            raise CheckpointError(f"{file}: {tensor.name} begins at byte {tensor.start}, where {end} was expected")
+        end += tensor.num_bytes
+    return end
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -133,6 +150,8 @@ def _tensor(name: str, entry: Any, file: Path) -> TensorInfo:
     try:
         dtype, shape = DTYPES.get(entry["dtype"]), tuple(entry["shape"])
         start, end = entry["data_offsets"]
+        if not all(type(number) is int and number >= 0 for number in (*shape, start, end)):
+            raise ValueError
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"{file}: the header entry of {name} is damaged") from None
     if dtype is None:

@@ -12,10 +12,10 @@ import torch
 from h3serve.core.tasks import Partition, Task
 from h3serve.models.keymap import Layout
 from h3serve.weights.canary import Finding, examine, sampled
-from h3serve.weights.components import RECIPES, build_on_meta, precision_finding
-from h3serve.weights.index import read_index
 from h3serve.weights.layout import ModelFolder, SigmaShifts
-from h3serve.weights.load import check_names, check_shape, read_tensors
+from h3serve.weights.load import read_tensors
+from h3serve.weights.networks import precision_finding
+from h3serve.weights.opened import OpenedComponent, open_checkpoint
 from h3serve.weights.probes import PROBED, read_probes
 
 
@@ -59,10 +59,10 @@ def inspect_model(model: ModelFolder) -> Inspection:
     """
     reports: dict[Path, ComponentReport] = {}
     for partition in model.partitions:
-        for name in RECIPES:
-            folder = model.component(name, partition).weights
+        for opened in open_checkpoint(model, partition).values():
+            folder = opened.index.folder
             if folder not in reports:  # the diffusers layout shares all but the transformers
-                reports[folder] = inspect_component(model, name, partition)
+                reports[folder] = inspect_component(opened)
     places = model.partitions.values()
     return Inspection(
         root=model.root,
@@ -73,32 +73,26 @@ def inspect_model(model: ModelFolder) -> Inspection:
     )
 
 
-def inspect_component(model: ModelFolder, name: str, partition: Partition) -> ComponentReport:
-    """One network: headers of its files, and the few tensors that the canary looks at."""
-    recipe, component = RECIPES[name], model.component(name, partition)
-    config = recipe.read_config(component.config)
-    index, key_map = read_index(component.weights), recipe.key_map(config, model.layout)
-    shapes = {n: tuple(t.shape) for n, t in build_on_meta(recipe, config).state_dict().items()}
-    check_names(index, key_map)
-    for entry in key_map.entries:
-        check_shape(entry, index, shapes[entry.target])
+def inspect_component(opened: OpenedComponent) -> ComponentReport:
+    """One network: what its headers said, and the few tensors that the canary looks at."""
+    index, key_map, shapes = opened.index, opened.key_map, opened.shapes
     wanted = {source for entry in key_map.entries for source in entry.sources}
     findings = examine(
-        name,
-        partition,
-        tensors=read_tensors(index, key_map, {*PROBED[name], *sampled(shapes)}),
-        original=recipe.key_map(config, "original"),
-        recorded=read_probes(model.partition(partition).folder),
+        opened.name,
+        opened.partition,
+        tensors=read_tensors(index, key_map, {*PROBED[opened.name], *sampled(shapes)}),
+        original=opened.original,
+        recorded=read_probes(opened.partition_folder),
     )
     return ComponentReport(
-        name=name,
-        partition=partition,
-        folder=component.weights,
+        name=opened.name,
+        partition=opened.partition,
+        folder=index.folder,
         files=len({tensor.file for tensor in index.tensors.values()}),
         tensors=len(index.tensors),
         parameters=sum(torch.Size(shape).numel() for shape in shapes.values()),
         bytes=index.total_bytes,
         dtypes=Counter(str(tensor.dtype).removeprefix("torch.") for tensor in index.tensors.values()),
         unused=len(set(index.tensors) - wanted),
-        findings=(*findings, precision_finding(index, key_map, recipe)),
+        findings=(*findings, precision_finding(opened)),
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
-from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from torch import nn
 from h3serve.core.errors import CheckpointError
 from h3serve.models.float8_linear import Float8Linear
 from h3serve.models.keymap import Entry, KeyMap
+from h3serve.weights.checks import joined
 from h3serve.weights.index import TensorIndex, TensorInfo
 from h3serve.weights.names import some
 from h3serve.weights.parts import Part, PartOf, everything
@@ -44,22 +44,17 @@ def load_weights(
     skip: Callable[[str], bool] = nothing,
     part_of: PartOf = everything,
 ) -> None:
-    """Fill a meta module from files. Without `dtype_of`, tensors keep their stored dtype.
+    """Fill a meta module from files that were found to fit it (`checks.py`).
+
+    Without `dtype_of`, tensors keep their stored dtype.
 
     Tensors that `skip` names have to be in the files, but are not read and stay on meta. `part_of` tells which
     tensors of the module are only a part of what the files hold.
-    CheckpointError names what is missing, left over or of another shape, before anything is read.
     Stored rows go to their place by the entry's `reorder`; several sources are put one after another.
     Buffers that no file holds stay on meta: the module makes those itself (`check_complete`).
     Weights of `Float8Linear` are quantized as they come: one at a time is there in its full size.
     """
     slots = module.state_dict()
-    if set(slots) != {entry.target for entry in key_map.entries}:
-        raise AssertionError(f"key map and {type(module).__name__} name different tensors")
-    check_names(index, key_map)
-    for entry in key_map.entries:
-        shape, part = tuple(slots[entry.target].shape), part_of(entry.target)
-        check_shape(entry, index, part.whole(shape) if part else shape)
     with EntryReader(index) as reader:
         for entry in sorted(key_map.entries, key=lambda entry: _position(entry, index)):
             if skip(entry.target):
@@ -71,30 +66,6 @@ def load_weights(
             assign(module, entry.target, target)
 
 
-def check_names(index: TensorIndex, key_map: KeyMap) -> None:
-    """Every source is there, and everything there is a source or knowingly unused."""
-    wanted = {source for entry in key_map.entries for source in entry.sources}
-    if missing := sorted(wanted - set(index.tensors)):
-        raise CheckpointError(f"{index.folder}: {len(missing)} tensors are missing: {some(missing)}")
-    extra = sorted(
-        name
-        for name in set(index.tensors) - wanted
-        if not any(fnmatchcase(name, pattern) for pattern in key_map.unused)
-    )
-    if extra:
-        raise CheckpointError(f"{index.folder}: {len(extra)} tensors belong to no part of the model: {some(extra)}")
-
-
-def check_shape(entry: Entry, index: TensorIndex, shape: tuple[int, ...]) -> None:
-    """The sources, one after another along axis 0, have the target's shape."""
-    stored = [index.tensors[source].shape for source in entry.sources]
-    if _joined(stored) != shape:
-        found = " + ".join(str(list(s)) for s in stored)
-        raise CheckpointError(
-            f"{index.folder}: {some(entry.sources)} has shape {found}, the config needs {list(shape)}"
-        )
-
-
 def read_tensors(index: TensorIndex, key_map: KeyMap, wanted: Collection[str]) -> dict[str, torch.Tensor]:
     """A few of our tensors, in their stored dtype, on the CPU."""
     tensors = {}
@@ -102,21 +73,11 @@ def read_tensors(index: TensorIndex, key_map: KeyMap, wanted: Collection[str]) -
         for entry in key_map.entries:
             if entry.target in wanted:
                 stored = [index.tensors[source] for source in entry.sources]
-                shape = _joined([tensor.shape for tensor in stored])
+                shape = joined([tensor.shape for tensor in stored])
                 assert shape is not None
                 tensors[entry.target] = torch.empty(shape, dtype=stored[0].dtype)
                 reader.read(entry, tensors[entry.target])
     return tensors
-
-
-def _joined(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The shape of several tensors one after another; None if they do not fit together."""
-    first = shapes[0]
-    if len(shapes) == 1:
-        return first
-    if any(not shape or shape[1:] != first[1:] for shape in shapes):
-        return None
-    return sum(shape[0] for shape in shapes), *first[1:]
 
 
 class EntryReader:

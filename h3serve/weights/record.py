@@ -5,9 +5,9 @@ from __future__ import annotations
 from h3serve.core.geometry import RELEASED_SIZES, SizeRules
 from h3serve.core.tasks import Partition
 from h3serve.weights.components import RECIPES
-from h3serve.weights.index import read_index
 from h3serve.weights.layout import ModelFolder
 from h3serve.weights.load import read_tensors
+from h3serve.weights.opened import open_component
 from h3serve.weights.probes import PROBED, Probe, Probes, key, write_probes
 
 
@@ -23,7 +23,6 @@ def record(model: ModelFolder, rules: SizeRules = RELEASED_SIZES) -> None:
 
 
 def _probes(model: ModelFolder, name: str, partition: Partition) -> Probes:
-    recipe, component = RECIPES[name], model.component(name, partition)
-    key_map = recipe.key_map(recipe.read_config(component.config), model.layout)
-    tensors = read_tensors(read_index(component.weights), key_map, PROBED[name])
+    opened = open_component(model, name, partition)
+    tensors = read_tensors(opened.index, opened.key_map, PROBED[name])
     return {tensor: Probe.take(tensors[tensor]) for tensor in PROBED[name]}

@@ -1,9 +1,11 @@
 """How tiers and quantization go together."""
 
+from pathlib import Path
+
 import pytest
 
 from h3serve.core.errors import RequestError
-from h3serve.core.settings import EngineSettings, check_quality
+from h3serve.core.settings import EngineSettings, cache_folder, check_quality
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,20 @@ def test_a_request_gets_the_tier_it_names_or_none() -> None:
         check_quality("exact", quality="lossless", quantize="auto")
     with pytest.raises(RequestError, match="quantized to 8 bits"):
         check_quality("lossless", quality="lossless", quantize="fp8")
+
+
+def test_the_cache_s_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert cache_folder(None) == Path("/home/somebody/.cache/h3serve")
+    assert cache_folder("~/kept") == Path("/home/somebody/kept")
+    assert cache_folder("/kept") == Path("/kept")
+
+
+def test_a_home_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", unknown)
+    assert cache_folder("/kept") == Path("/kept")
+    with pytest.raises(RequestError, match="cache: .* a folder has to be named"):
+        cache_folder(None)

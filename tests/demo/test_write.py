@@ -18,10 +18,11 @@ from h3serve.models.text_encoder import TextEncoder, TextEncoderConfig
 from h3serve.models.transformer_config import TransformerConfig
 from h3serve.models.video_vae import VideoVAE
 from h3serve.weights import demo_weights
-from h3serve.weights.components import load_component
 from h3serve.weights.demo_tokenizer import build_tokenizer
 from h3serve.weights.demo_trained import digest_of, write_trained_checkpoint
 from h3serve.weights.layout import open_folder
+from h3serve.weights.networks import load_component
+from h3serve.weights.opened import open_component
 
 Tensors = dict[str, torch.Tensor]
 
@@ -68,13 +69,14 @@ def test_the_checkpoint_holds_what_was_packed(
     model = open_folder(tmp_path / "demo")
     for name, network in networks.items():
         component, _, partition = name.partition("/")
-        loaded = load_component(model, component, partition or "ref2va", dtype=torch.bfloat16).state_dict()
+        opened = open_component(model, component, partition or "ref2va")  # type: ignore[arg-type]
+        loaded = load_component(opened, dtype=torch.bfloat16).state_dict()
         parameters = dict(network.named_parameters())
         assert set(parameters) <= set(loaded)
         for key, parameter in parameters.items():
             assert torch.allclose(loaded[key].float(), parameter.float(), rtol=2**-7, atol=1e-6), key
         if component == "video_vae":
-            assert load_component(model, name, "fl2va").config.latents_std == (2.0,) * 24
+            assert load_component(open_component(model, name, "fl2va")).config.latents_std == (2.0,) * 24
 
 
 def test_shared_files_are_there_once(packed: Path, tmp_path: Path) -> None:

@@ -1,14 +1,19 @@
 """Both spellings of the configuration, and the names and sizes of the released video VAE."""
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
 import torch
 
 from h3serve.core.errors import CheckpointError
-from h3serve.models.video_vae import VideoVAE, key_map
+from h3serve.models.tiling import split_axis
+from h3serve.models.video_vae import VideoVAE, key_map, normalize_pixels
 from h3serve.models.video_vae_config import VideoVAEConfig
+from tests.models.tiny_video_vae import tiny
 from tests.paths import official
 
 
@@ -76,6 +81,56 @@ def test_released_names_and_sizes() -> None:
 )
 def test_refuses(change: dict, sentence: str) -> None:
     with pytest.raises(CheckpointError, match=sentence):
+        VideoVAEConfig.from_dict(original() | change)
+
+
+def covers(tile: int, overlap: int, unit: int = 16) -> bool:
+    """Whether tiles of this size, on whole latents, cover every length up to 512 px exactly and go forward."""
+    for length in range(unit, 513, unit):
+        try:
+            axis = split_axis(length, tile=tile, overlap=overlap, unit=unit)
+        except ZeroDivisionError:
+            return False
+        edges = [axis.size, *axis.starts, *axis.overlaps]
+        forward = all(a < b <= a + axis.size for a, b in pairwise(axis.starts))
+        if any(n % unit or n < 0 for n in edges) or not forward or axis.starts[-1] + axis.size != length:
+            return False
+    return True
+
+
+def test_tiles_that_cover_no_canvas_are_refused_and_all_others_taken() -> None:
+    for tile, overlap in product(range(0, 129, 8), range(-16, 145, 8)):
+        try:
+            VideoVAEConfig.from_dict(original() | {"vae_tile_size": tile, "vae_tile_overlap_min": overlap})
+            taken = True
+        except CheckpointError:
+            taken = False
+        wide_enough = tile != 16  # one latent: there is nothing to mirror an edge from (the next test)
+        assert taken == (covers(tile, overlap) and wide_enough), (tile, overlap)
+
+
+@pytest.mark.parametrize(("tile", "works"), [(16, False), (32, True)])
+def test_the_smallest_tile_that_the_encoder_takes(tile: int, works: bool) -> None:
+    vae = tiny()
+    vae.config = replace(vae.config, tile_size=tile, tile_overlap=0)
+    with nullcontext() if works else pytest.raises(RuntimeError, match="[Pp]adding size should be less"):
+        vae.encode(normalize_pixels(torch.zeros(1, 64, 64, 3, dtype=torch.uint8)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"latents_std": [0.0] * 24},
+        {"latents_std": [float("nan")] * 24},
+        {"latents_mean": [float("inf")] * 24},
+        {"num_res_blocks": 0},
+        {"num_res_blocks": 1.5},
+        {"num_res_blocks": True},
+        {"ch": -1},
+    ],
+)
+def test_numbers_that_would_fail_after_sampling(change: dict) -> None:
+    with pytest.raises(CheckpointError, match="not a number|not a whole number|must be above 0"):
         VideoVAEConfig.from_dict(original() | change)
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from h3serve.weights.components import RECIPES, load_component
+from h3serve.weights.components import RECIPES
 from h3serve.weights.demo import write_demo_checkpoint
 from h3serve.weights.layout import open_folder
+from h3serve.weights.networks import load_component
+from h3serve.weights.opened import open_component
 from tests import keymaps
 
 diffusers = pytest.importorskip("diffusers")
@@ -40,8 +42,8 @@ def test_ours_in_theirs_and_back(name: str, demo: Path, tmp_path: Path) -> None:
     for other in ("transformer", "scheduler", "audio_scheduler"):
         if other != folder:
             (tmp_path / other).symlink_to(demo / other)
-    ours = load_component(open_folder(demo), name, "fl2va", dtype=torch.float32).state_dict()
-    again = load_component(open_folder(tmp_path), name, "fl2va", dtype=torch.float32).state_dict()
+    ours = load_component(open_component(open_folder(demo), name, "fl2va"), dtype=torch.float32).state_dict()
+    again = load_component(open_component(open_folder(tmp_path), name, "fl2va"), dtype=torch.float32).state_dict()
     assert list(ours) == list(again)
     for tensor in ours:
         assert torch.equal(ours[tensor], again[tensor]), tensor
@@ -57,7 +59,7 @@ def test_from_files_as_from_memory(name: str, demo: Path) -> None:
     module = recipe.build(config)
     keymaps.load(module, theirs.state_dict(), recipe.key_map(config, "diffusers"))
     expected = module.state_dict()
-    loaded = load_component(model, name, "fl2va", dtype=torch.float32).state_dict()
+    loaded = load_component(open_component(model, name, "fl2va"), dtype=torch.float32).state_dict()
     assert all(torch.equal(loaded[tensor], expected[tensor].float()) for tensor in expected)
 
 
@@ -69,6 +71,6 @@ def test_the_text_encoder_in_transformers(demo: Path) -> None:
         demo / "text_encoder", output_loading_info=True, dtype=torch.float32
     )
     assert not report["missing_keys"] and not report["unexpected_keys"]
-    ours = load_component(open_folder(demo), "text_encoder", "fl2va", dtype=torch.float32).state_dict()
+    ours = load_component(open_component(open_folder(demo), "text_encoder", "fl2va"), dtype=torch.float32).state_dict()
     state = theirs.state_dict()
     assert all(torch.equal(ours[tensor], state[tensor]) for tensor in ours)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from h3serve.runtime.encodings import EncodingCache, Tensors, digest_of, folder_for
+from h3serve.weights.index import read_index
 
 
 class Maker:
@@ -96,7 +97,7 @@ def test_each_set_of_weights_has_a_folder_of_its_own(tmp_path: Path) -> None:
     for name, value in (("one", 0.0), ("two", 1.0)):
         (tmp_path / name).mkdir()
         save_file({"weight": torch.full((3,), value)}, tmp_path / name / "model.safetensors")
-    one, two = tmp_path / "one", tmp_path / "two"
+    one, two = (read_index(tmp_path / name) for name in ("one", "two"))
     folders = [
         folder_for(tmp_path, [one, two], "cpu"),
         folder_for(tmp_path, [two, one], "cpu"),

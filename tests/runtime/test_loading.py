@@ -11,6 +11,7 @@ from h3serve.runtime.loading import How, place
 from h3serve.runtime.placement import Mode, Visiting
 from h3serve.weights.demo import write_demo_checkpoint
 from h3serve.weights.layout import ModelFolder, open_folder
+from h3serve.weights.opened import open_component
 from h3serve.weights.rawread import RawReader
 
 CPU = torch.device("cpu")
@@ -33,7 +34,7 @@ def test_what_the_host_cannot_hold_is_refused_before_a_byte_is_read(
     monkeypatch.setattr(loading, "host_memory", lambda: (2**30, 1000))
     monkeypatch.setattr(RawReader, "read", read)
     with pytest.raises(CapacityError, match="text_encoder needs .* GiB of host memory, 0.0 GiB are free"):
-        place(folder, "text_encoder", "fl2va", How(mode), device=CPU, dtype=torch.float32)
+        place(open_component(folder, "text_encoder", "fl2va"), How(mode), device=CPU, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("mode", ["resident", "offload"])
@@ -42,7 +43,7 @@ def test_progress_is_told_with_its_rate(
 ) -> None:
     monkeypatch.setattr(loading, "SAY_S", 0.0)
     with caplog.at_level(logging.INFO, "h3serve.runtime.loading"):
-        placement = place(folder, "transformer", "fl2va", How(mode), device=CPU, dtype=torch.float32)
+        placement = place(open_component(folder, "transformer", "fl2va"), How(mode), device=CPU, dtype=torch.float32)
     lines = [record.getMessage() for record in caplog.records]
     groups = 1 + len(placement.module.transformer.blocks)  # type: ignore[union-attr, arg-type]
     assert len(lines) == groups + 1 and all("GiB/s" in line and line.startswith("transformer:") for line in lines)
@@ -51,5 +52,5 @@ def test_progress_is_told_with_its_rate(
 
 def test_a_quick_load_says_one_line(folder: ModelFolder, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "h3serve.runtime.loading"):
-        place(folder, "transformer", "fl2va", How(), device=CPU, dtype=torch.float32)
+        place(open_component(folder, "transformer", "fl2va"), How(), device=CPU, dtype=torch.float32)
     assert len(caplog.records) == 1

@@ -13,10 +13,12 @@ import torch
 from h3serve.core.errors import CheckpointError
 from h3serve.models.keymap import split_heads_interleaved, swap_halves
 from h3serve.weights.canary import examine
-from h3serve.weights.components import RECIPES, load_component
+from h3serve.weights.components import RECIPES
 from h3serve.weights.demo_sizes import transformer
 from h3serve.weights.index import read_index
 from h3serve.weights.layout import ModelFolder, open_folder
+from h3serve.weights.networks import load_component
+from h3serve.weights.opened import open_component
 from h3serve.weights.probes import FILE, PROBED, Probe, read_probes
 from h3serve.weights.record import record
 from tests.weights.faults import rewrite
@@ -28,7 +30,7 @@ REORDER, RESTORE = split_heads_interleaved(heads=4, head_dim=128)
 
 def load(folder: Path, name: str = "transformer", dtype: torch.dtype = torch.bfloat16) -> torch.nn.Module:
     model = open_folder(folder)
-    return load_component(model, name, next(iter(model.partitions)), dtype=dtype)
+    return load_component(open_component(model, name, next(iter(model.partitions))), dtype=dtype)
 
 
 def stacked_qkv(tensors: Tensors) -> None:
@@ -157,7 +159,7 @@ def unrecorded(folder: Path, plant: Callable[[Tensors], None] | None = None) -> 
 def order_of(model: ModelFolder) -> tuple[str, str]:
     recipe = RECIPES["transformer"]
     config = recipe.read_config(transformer("original"))
-    state = load_component(model, "transformer", "fl2va").state_dict()
+    state = load_component(open_component(model, "transformer", "fl2va")).state_dict()
     found = examine("transformer", "fl2va", tensors=state, original=recipe.key_map(config, "original"), recorded={})
     return next((finding.level, finding.text) for finding in found if finding.check == "order")
 

@@ -12,10 +12,12 @@ import torch
 from h3serve.core.errors import OutputError, RequestError
 from h3serve.models.text_encoder import EncoderInput
 from h3serve.weights import demo
-from h3serve.weights.components import RECIPES, load_component
+from h3serve.weights.components import RECIPES
 from h3serve.weights.demo import write_demo_checkpoint
 from h3serve.weights.index import read_index
 from h3serve.weights.layout import open_folder
+from h3serve.weights.networks import load_component
+from h3serve.weights.opened import open_component
 from h3serve.weights.tokenizer import check_processor_files, load_tokenizer
 
 
@@ -28,7 +30,7 @@ def digests(root: Path) -> dict[str, str]:
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_both_layouts_load_to_the_same_state(name: str, partition: str, original: Path, diffusers: Path) -> None:
     one, other = (
-        load_component(open_folder(root), name, partition, dtype=torch.bfloat16).state_dict()
+        load_component(open_component(open_folder(root), name, partition), dtype=torch.bfloat16).state_dict()
         for root in (original, diffusers)
     )
     assert list(one) == list(other)
@@ -39,7 +41,7 @@ def test_both_layouts_load_to_the_same_state(name: str, partition: str, original
 
 def test_partitions_differ(original: Path) -> None:
     model = open_folder(original)
-    one, other = (load_component(model, "transformer", p).state_dict() for p in ("fl2va", "ref2va"))
+    one, other = (load_component(open_component(model, "transformer", p)).state_dict() for p in ("fl2va", "ref2va"))
     assert all(not torch.equal(one[name], other[name]) for name in one)
 
 
@@ -76,7 +78,7 @@ def test_stored_dtypes_are_the_release_s(original: Path) -> None:
 
 
 def test_pictures_are_neither_flat_nor_saturated(original: Path) -> None:
-    vae = load_component(open_folder(original), "video_vae", "fl2va", dtype=torch.float32)
+    vae = load_component(open_component(open_folder(original), "video_vae", "fl2va"), dtype=torch.float32)
     generator = torch.Generator().manual_seed(0)
     frames = vae.decode_all(torch.randn(1, 24, 7, 4, 6, generator=generator))
     assert frames.shape == (22, 64, 96, 3)
@@ -85,7 +87,7 @@ def test_pictures_are_neither_flat_nor_saturated(original: Path) -> None:
 
 
 def test_sound_is_neither_silent_nor_clipped(original: Path) -> None:
-    vae = load_component(open_folder(original), "audio_vae", "fl2va")
+    vae = load_component(open_component(open_folder(original), "audio_vae", "fl2va"))
     sound = vae.decode(torch.randn(2, 32, 40, generator=torch.Generator().manual_seed(0)))
     assert 0.1 < sound.std() < 0.4
     assert (sound.abs() >= 1).float().mean() < 0.01
@@ -94,7 +96,7 @@ def test_sound_is_neither_silent_nor_clipped(original: Path) -> None:
 
 def test_tokenizer_and_encoder_belong_together(original: Path) -> None:
     model = open_folder(original)
-    encoder = load_component(model, "text_encoder", "fl2va", dtype=torch.float32)
+    encoder = load_component(open_component(model, "text_encoder", "fl2va"), dtype=torch.float32)
     tokenizer = load_tokenizer(model.component("tokenizer", "fl2va").folder, encoder.config)
     check_processor_files(model.component("processor", "fl2va").folder)
     assert filecmp.cmp(original / "FL2VA/tokenizer/tokenizer.json", original / "FL2VA/processor/tokenizer.json")

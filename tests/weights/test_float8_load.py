@@ -8,8 +8,10 @@ import torch
 from h3serve.core.errors import CheckpointError
 from h3serve.models.float8 import quantize_rows
 from h3serve.models.float8_linear import Float8Linear
-from h3serve.weights.components import RECIPES, load_component
+from h3serve.weights.components import RECIPES
 from h3serve.weights.layout import open_folder
+from h3serve.weights.networks import load_component
+from h3serve.weights.opened import open_component
 from tests.weights.faults import rewrite
 
 Tensors = dict[str, torch.Tensor]
@@ -17,8 +19,8 @@ Tensors = dict[str, torch.Tensor]
 
 @pytest.mark.parametrize("name", ["transformer", "text_encoder"])
 def test_the_rows_of_the_plain_load(name: str, original: Path) -> None:
-    plain = load_component(open_folder(original), name, "fl2va")
-    quantized = load_component(open_folder(original), name, "fl2va", float8=True)
+    plain = load_component(open_component(open_folder(original), name, "fl2va"))
+    quantized = load_component(open_component(open_folder(original), name, "fl2va"), float8=True)
     layers = {path for path, module in quantized.named_modules() if isinstance(module, Float8Linear)}
     per_block = {"transformer": 4, "text_encoder": 7}[name]
     assert len(layers) % per_block == 0 and layers
@@ -57,10 +59,10 @@ def exchanged_halves(tensors: Tensors) -> None:
 def test_faults_are_still_seen(plant: object, said: str, copy: Path) -> None:
     rewrite(copy / "transformer", plant)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match=said):
-        load_component(open_folder(copy), "transformer", "fl2va", float8=True)
+        load_component(open_component(open_folder(copy), "transformer", "fl2va"), float8=True)
 
 
 def test_a_component_without_such_layers_loads_as_ever(original: Path) -> None:
     assert RECIPES["audio_vae"].float8_linears == ()
-    loaded = load_component(open_folder(original), "audio_vae", "fl2va", float8=True)
+    loaded = load_component(open_component(open_folder(original), "audio_vae", "fl2va"), float8=True)
     assert not any(isinstance(module, Float8Linear) for module in loaded.modules())

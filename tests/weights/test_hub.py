@@ -37,6 +37,34 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
+@pytest.mark.parametrize(
+    ("cache", "environment", "place"),
+    [
+        (None, {}, None),
+        ("{folder}", {}, "{folder}/hub"),
+        ("{folder}", {"HF_HUB_CACHE": "/elsewhere"}, None),
+        ("{folder}", {"HF_HOME": "/elsewhere"}, None),
+    ],
+)
+def test_where_a_snapshot_is_kept(
+    cache: str | None, environment: dict[str, str], place: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = []
+
+    def fetch(model: str, *, cache_dir: Path | None, **_: Any) -> str:
+        places.append(cache_dir)
+        write_index(tmp_path / "model_index.json", True)
+        return str(tmp_path)
+
+    for name in ("HF_HUB_CACHE", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(hub, "snapshot_download", fetch)
+    download("owner/name", "fl2va", cache=None if cache is None else str(tmp_path))
+    assert places == [None if place is None else tmp_path / "hub"] * 2
+
+
 def write_index(file: Path, marker: bool) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"_minimax_h3": {}} if marker else {"_class_name": "x"}))
@@ -73,7 +101,7 @@ def test_the_small_files_come_first_and_the_revision_is_passed_on(
     write_index(tmp_path / "Ref2VA" / "model_index.json", True)
     calls = []
 
-    def fake(repo: str, *, revision: str, allow_patterns: list[str]) -> str:
+    def fake(repo: str, *, revision: str, allow_patterns: list[str], cache_dir: Path | None) -> str:
         calls.append((repo, revision, allow_patterns))
         return str(tmp_path)
 

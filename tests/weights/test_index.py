@@ -100,9 +100,21 @@ def test_surplus_bytes(tmp_path: Path) -> None:
         read_index(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_lora_weights.safetensors"])
+def test_a_file_that_would_not_be_used(name: str, tmp_path: Path) -> None:
+    write_shards(tmp_path, "model" if name.startswith("py") else "diffusion_pytorch_model")
+    save_file({"a": torch.zeros(2, 3)}, tmp_path / name)
+    with pytest.raises(CheckpointError, match="beside the weights and would not be used"):
+        read_index(tmp_path)
+
+
 def header(entry: object) -> bytes:
     text = json.dumps(entry).encode()
     return len(text).to_bytes(8, "little") + text
+
+
+def entry_of(start: int, end: int) -> dict[str, object]:
+    return {"dtype": "F32", "shape": [1], "data_offsets": [start, end]}
 
 
 @pytest.mark.parametrize(
@@ -113,6 +125,10 @@ def header(entry: object) -> bytes:
         (header({"a": {"dtype": "F32"}}), "the header entry of a is damaged"),
         (header({"a": {"dtype": "F3", "shape": [0], "data_offsets": [0, 0]}}), "unknown dtype F3"),
         (header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}), r"not \[2\]"),
+        (header({"a": entry_of(0, 4), "b": entry_of(0, 4)}), "b begins at byte 0, where 4 was expected"),
+        (header({"a": entry_of(0, 4), "b": entry_of(8, 12)}), "b begins at byte 8, where 4 was expected"),
+        (header({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}), "the header entry of a is damaged"),
+        (header({"a": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}}), "the header entry of a is damaged"),
         ((9).to_bytes(8, "little") + b"not json!", "does not parse as JSON"),
     ],
 )

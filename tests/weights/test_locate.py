@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import shutil
+import subprocess
+import sys
+import time
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -14,9 +18,11 @@ import pytest
 from h3serve.core.errors import CheckpointError, OutputError, RequestError
 from h3serve.core.model_name import DEMOS
 from h3serve.weights import locate as module
-from h3serve.weights.components import RECIPES, load_component
+from h3serve.weights.components import RECIPES
 from h3serve.weights.demo_trained import CONFIG, TRAINED
 from h3serve.weights.locate import demo_folder, locate
+from h3serve.weights.networks import load_component
+from h3serve.weights.opened import open_component
 
 WRITERS = {"demo": "write_trained_checkpoint", "demo-random": "write_demo_checkpoint"}
 
@@ -42,7 +48,7 @@ def test_a_hub_id(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "download", download)
     assert locate("owner/name", "fl2va", revision="v1").root == original
-    assert asked == [(("owner/name", "fl2va"), {"revision": "v1"})]
+    assert asked == [(("owner/name", "fl2va"), {"revision": "v1", "cache": None})]
 
 
 @pytest.mark.parametrize("model", ["nowhere", "./no/where", "no such", ""])
@@ -73,10 +79,43 @@ def test_every_network_of_the_two_demos_differs(tmp_path: Path) -> None:
         assert trained.component(name, "fl2va").config != random.component(name, "fl2va").config
 
 
+def test_old_demos_are_removed_when_a_new_one_is_made(tmp_path: Path) -> None:
+    """Those of other versions that nobody asked for lately, and what killed writers left; nothing else."""
+    old, lately, other, left = "demo-random-0123456789ab", "demo-random-ba9876543210", "demo-0123456789ab", "adaln"
+    hidden = [f".{old[:-1]}c.x_1y2z", f".{old[:-1]}d.old"]
+    mine = ["demo-random-mine", "0123456789ab", "demo-random-0123456789abc"]
+    for name in (old, lately, other, left, *hidden, *mine):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x")
+        days = 13 if name == lately else 15
+        os.utime(tmp_path / name, (time.time() - days * 86400,) * 2)
+    made = demo_folder("demo-random", tmp_path)
+    assert {folder.name for folder in tmp_path.iterdir()} == {made.name, lately, other, left, *mine}
+    os.utime(made, (1, 1))
+    assert demo_folder("demo-random", tmp_path) == made
+    assert made.stat().st_mtime > time.time() - 3600, "asking for a demo keeps it from being old"
+
+
+def test_a_cache_is_all_that_is_written_to(tmp_path: Path) -> None:
+    """A home that cannot be written, or is not known, is no matter where a cache is named."""
+    script = (
+        "import sys; from h3serve import Generator; from h3serve.cli.main import run; "
+        "generator = Generator.from_pretrained('demo-random', device='cpu', cache=sys.argv[1]); "
+        "assert str(generator.engine.cache) == sys.argv[1]; "
+        "sys.exit(run(['inspect', 'demo-random', '--cache', sys.argv[1]]))"
+    )
+    environment = {**os.environ, "HOME": "/dev/null/none"}
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "kept")], env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0 and "verdict: ok" in ran.stdout, ran.stderr
+    assert [folder.name.rpartition("-")[0] for folder in (tmp_path / "kept").iterdir()] == ["demo-random"]
+
+
 def make_and_load(demo: str, cache: Path, start: Barrier, answers: Queue) -> None:
     start.wait()
     model = locate(demo, "fl2va", cache=cache)
-    load_component(model, "transformer", "fl2va")
+    load_component(open_component(model, "transformer", "fl2va"))
     answers.put(model.root)
 
 

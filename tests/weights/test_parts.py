@@ -7,10 +7,11 @@ import torch
 
 from h3serve.runtime.groups import Team
 from h3serve.runtime.tensor_parallel import cut_denoiser
-from h3serve.weights.components import load_component
 from h3serve.weights.demo import write_demo_checkpoint
 from h3serve.weights.layout import open_folder
 from h3serve.weights.load import EntryReader
+from h3serve.weights.networks import load_component
+from h3serve.weights.opened import open_component
 from h3serve.weights.parts import Part
 
 COUNT = 2
@@ -27,7 +28,7 @@ def test_shares_put_together_are_the_whole(tmp_path: Path, layout: str, monkeypa
     folder = tmp_path / "demo"
     write_demo_checkpoint(folder, layout=layout)
     model = open_folder(folder)
-    whole = load_component(model, "transformer", "fl2va", dtype=torch.float32).state_dict()
+    whole = load_component(open_component(model, "transformer", "fl2va"), dtype=torch.float32).state_dict()
     parts: dict[str, Part] = {}
     read = EntryReader.read
 
@@ -39,7 +40,7 @@ def test_shares_put_together_are_the_whole(tmp_path: Path, layout: str, monkeypa
     monkeypatch.setattr(EntryReader, "read", note)
     for index in range(COUNT):
         cut = cut_denoiser(Team(range(COUNT), index))
-        share = load_component(model, "transformer", "fl2va", dtype=torch.float32, cut=cut).state_dict()
+        share = load_component(open_component(model, "transformer", "fl2va"), dtype=torch.float32, cut=cut).state_dict()
         assert share.keys() == whole.keys()
         for name, value in share.items():
             expected = whole[name]
