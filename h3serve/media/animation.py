@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import IO, Any
 
 import av
+import numpy as np
 
 from h3serve.media.image import open_picture
 from h3serve.media.sources import MediaFile
@@ -36,8 +37,7 @@ def webp_frames(file: MediaFile, ticks: int) -> Generator[Any, None, None]:
         pts = 0
         for index in range(image.n_frames):  # type: ignore[attr-defined]
             image.seek(index)
-            pixels = image.convert("RGBA")
-            frame = av.VideoFrame.from_image(pixels)
+            frame = av.VideoFrame.from_ndarray(np.asarray(image.convert("RGBA")), format="rgba")
             length = _shown(image.info["duration"]) * ticks // 1000
             frame.pts, frame.duration, frame.time_base = pts, length, Fraction(1, ticks)
             pts += length

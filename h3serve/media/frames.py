@@ -20,6 +20,7 @@ from h3serve.core.geometry import FPS
 from h3serve.media.animation import is_moving_webp, webp_frames
 from h3serve.media.container import LOOK_SECONDS, open_media, picture_stream, sound_stream, whole_packets
 from h3serve.media.sources import MediaFile
+from h3serve.media.tone import check_colours
 
 # A tick in which every frame of 24, 25, 30, 48, 50, 60, 120 fps and their 1000/1001 cousins is whole.
 TICKS = 705_600_000
@@ -58,6 +59,7 @@ def find_opening(file: MediaFile) -> Opening:
         begin, frame = next(iter(decoder), (None, None))
         if begin is None:
             raise file.error("none of its pictures can be decoded")
+        check_colours(file, frame)
         missing = begin - decoder.earliest
         if missing > _ROUNDED_S:
             return Opening(begin, missing, frame)

@@ -78,7 +78,8 @@ def _ends(file: MediaFile, box: Any, streams: list[Any]) -> dict[int, Fraction]:
     """Stream index -> time at which its last whole packet ends."""
     ends: dict[int, Fraction] = {}
     deadline, counted = time.monotonic() + LOOK_SECONDS, is_counted(box)
-    most = MAX_FRAMES if box.format.name in ("gif", "apng") else file.limits.max_packets
+    animation = box.format.name in ("gif", "apng")
+    most = MAX_FRAMES if animation else file.limits.max_packets
     for number, packet in enumerate(whole_packets(box, streams)):
         if number >= most or time.monotonic() > deadline:
             raise file.error(f"it has more than {number} frames or packets of sound; cut out the part that is meant")
@@ -92,7 +93,7 @@ def _ends(file: MediaFile, box: Any, streams: list[Any]) -> dict[int, Fraction]:
             end += 1 / stream.average_rate
         ends[stream.index] = max(end, ends.get(stream.index, end))
     for stream in streams:
-        if stream.index not in ends or not stream.duration:
+        if stream.index not in ends or not stream.duration or animation:
             continue
         if counted and stream.type == "video":
             last = int(ends[stream.index] / stream.time_base)

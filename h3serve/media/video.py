@@ -1,7 +1,8 @@
 """Reference clips: any film to RGB frames at 24 fps on a given canvas (tasks_and_validation 8.6).
 
-One pass: decode → fps=24 → upright → Lanczos to the canvas → RGB, straight into the caller's array, which
-may be shared memory. Frames are placed by their timestamps, so rates may vary and starts may be late.
+One pass: decode → deinterlace → fps=24 → upright → Lanczos to the canvas → SDR → RGB, straight into the
+caller's array, which may be shared memory. Frames are placed by their timestamps, so rates may vary and starts
+may be late.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any
 
-import av
 import numpy as np
 import numpy.typing as npt
 from av.filter import Graph
 
 from h3serve.core.geometry import FPS, Size
-from h3serve.media.display import upright_filters
+from h3serve.media.display import progressive, pulled, source, upright_filters
 from h3serve.media.frames import TICKS, frames
 from h3serve.media.sources import MediaFile
+from h3serve.media.tone import tone_filters
 
 Frames = npt.NDArray[np.uint8]
 
@@ -51,39 +52,39 @@ def decode_into(out: Frames, file: MediaFile, *, start_seconds: float = 0.0) -> 
 
 def _on_grid(file: MediaFile, start_seconds: float, canvas: Size) -> Generator[Frames, None, None]:
     with closing(frames(file, start_seconds)) as decoded:
-        graph, shape = None, None
-        for frame in decoded:
-            if graph is None:
-                graph, shape = _graph(frame, canvas), _shape(frame)
-            elif _shape(frame) != shape:
-                raise file.error(f"its picture changes size or format at {frame.pts / TICKS + start_seconds:.2f} s")
+        graph = None
+        for frame in progressive(_one_shape(file, decoded, start_seconds)):
+            graph = graph or _graph(frame, canvas)
             graph.vpush(frame)
-            yield from _pull(graph)
+            yield from _pixels(graph)
         if graph is not None:
             graph.vpush(None)
-            yield from _pull(graph)
+            yield from _pixels(graph)
+
+
+def _one_shape(file: MediaFile, decoded: Iterator[Any], start_seconds: float) -> Iterator[Any]:
+    shape = None
+    for frame in decoded:
+        shape = shape or _shape(frame)
+        if _shape(frame) != shape:
+            raise file.error(f"its picture changes size or format at {frame.pts / TICKS + start_seconds:.2f} s")
+        yield frame
 
 
 def _graph(frame: Any, canvas: Size) -> Graph:
-    """The filter chain for frames like `frame`, from TICKS timestamps to RGB on the canvas."""
-    chain = [
-        ("fps", f"fps={FPS}:start_time=0"),
-        *upright_filters(frame),
-        ("scale", f"w={canvas[0]}:h={canvas[1]}:flags=lanczos"),
-        ("setsar", "sar=1"),
-        ("format", "pix_fmts=rgb24"),
-        ("buffersink", ""),
-    ]
+    """The filter chain for frames like `frame`, from TICKS timestamps to RGB(A) on the canvas."""
     graph = Graph()
-    source = graph.add(
-        "buffer",
-        video_size=f"{frame.width}x{frame.height}",
-        pix_fmt=frame.format.name,
-        time_base=f"1/{TICKS}",
-        colorspace=str(int(frame.colorspace)),
-        range=str(int(frame.color_range)),
-    )
-    graph.link_nodes(source, *(graph.add(name, arguments or None) for name, arguments in chain))
+    entrance = source(graph, frame)
+    fit = ("scale", f"w={canvas[0]}:h={canvas[1]}:flags=lanczos"), ("setsar", "sar=1")
+    seen = ("fps", f"fps={FPS}:start_time=0"), *upright_filters(frame)
+    has_alpha = any(component.is_alpha for component in frame.format.components)
+    with tone_filters(frame, "gbrap16le" if has_alpha else "gbrp16le") as tone:
+        if has_alpha:  # colours that are not seen must not bleed into those that are
+            seen += *tone, ("format", "pix_fmts=gbrap"), ("premultiply", "inplace=1"), *fit, ("format", "pix_fmts=rgba")
+        else:
+            seen += *fit, *tone, ("format", "pix_fmts=rgb24")
+        nodes = [graph.add(name, arguments or None) for name, arguments in (*seen, ("buffersink", ""))]
+    graph.link_nodes(entrance, *nodes)
     graph.configure()
     return graph
 
@@ -92,12 +93,13 @@ def _shape(frame: Any) -> tuple[int, int, str]:
     return frame.width, frame.height, frame.format.name
 
 
-def _pull(graph: Graph) -> Iterator[Frames]:
-    while True:
-        try:
-            frame = graph.vpull()
-        except (av.BlockingIOError, av.EOFError):
-            return
-        plane = frame.planes[0]
+def _pixels(graph: Graph) -> Iterator[Frames]:
+    """uint8 [h, w, 3]; what is transparent lies over white."""
+    for frame in pulled(graph):
+        plane, channels = frame.planes[0], len(frame.format.components)
         rows = np.frombuffer(memoryview(plane), np.uint8).reshape(frame.height, plane.line_size)
-        yield rows[:, : frame.width * 3].reshape(frame.height, frame.width, 3)
+        pixels = rows[:, : frame.width * channels].reshape(frame.height, frame.width, channels)
+        if channels == 4:
+            white = 255 - pixels[..., 3:].astype(np.uint16)
+            pixels = np.minimum(pixels[..., :3] + white, 255).astype(np.uint8)
+        yield pixels
