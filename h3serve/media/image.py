@@ -7,20 +7,19 @@ one; grey and palettes as they look. Animations and multi-page files are refused
 
 from __future__ import annotations
 
-import importlib
 import io
 import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from typing import Any
 
+import av
 import numpy as np
 import numpy.typing as npt
 import PIL.AvifImagePlugin  # Pillow knows these three only once they are imported
 import PIL.TiffImagePlugin
 import PIL.WebPImagePlugin  # noqa: F401
+import pillow_heif
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from h3serve.core.geometry import RELEASED_SIZES, Size, SizeRules, check_ratio, reference_picture_size
@@ -28,10 +27,12 @@ from h3serve.media.sources import MediaFile
 
 Pixels = npt.NDArray[np.uint8]
 
-FORMATS = ["JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF"]
+FORMATS = ["JPEG", "PNG", "WEBP", "AVIF", "HEIF", "GIF", "BMP", "TIFF"]
 ALLOWED = "a picture must be JPEG, PNG, WEBP, AVIF, HEIC, GIF, BMP or TIFF"
+pillow_heif.register_heif_opener()
 HEIF_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
 _ORIENTATION = 0x0112
+_BITS, _POLARITY, _NUMBERS = 0x0102, 0x0106, 0x0153  # tags of TIFF: bits a sample, whether 0 is white, signed or not
 # Cameras add a preview or a depth map as a second picture to these; the first one is the photograph.
 _FIRST_OF_MANY = {"MPO", "HEIF"}
 _ANIMATIONS = {"GIF", "WEBP", "PNG"}
@@ -40,8 +41,10 @@ _ANIMATIONS = {"GIF", "WEBP", "PNG"}
 def load_picture(file: MediaFile) -> Pixels:
     """The picture upright, uint8 [H, W, 3]. Raises MediaError for what cannot be used, before decoding if possible."""
     with open_picture(file) as image:
-        upright = ImageOps.exif_transpose(image)
-        return np.asarray(_to_rgb(upright, file))
+        image.load()
+        rgb = _to_rgb(image, file)
+        rgb.getexif()[_ORIENTATION] = image.getexif().get(_ORIENTATION, 1)
+        return np.asarray(ImageOps.exif_transpose(rgb))
 
 
 def display_size(file: MediaFile) -> Size:
@@ -60,20 +63,20 @@ def open_picture(file: MediaFile, *, moving: bool = False) -> Iterator[Image.Ima
     More than one picture in a file is refused unless `moving` says that all are meant.
     """
     file.check_size()
-    heif = _has_heif()
     try:
-        with Image.open(file.path, formats=_formats(heif)) as image:
+        with Image.open(file.path, formats=FORMATS) as image:
             if image.width * image.height > file.limits.max_picture_pixels:
                 limit = file.limits.max_picture_pixels
                 raise file.error(f"it has {image.width}x{image.height} pixels, at most {limit} are taken")
             if not moving and _has_more(image):
                 raise file.error("it holds more than one picture; save the one that is meant")
+            _check_samples(image, file)
             yield image
     except UnidentifiedImageError as error:
-        raise file.error(_why_unknown(file, heif)) from error
+        raise file.error(_why_unknown(file)) from error
     except Image.DecompressionBombError as error:
         raise file.error(f"it has too many pixels, at most {file.limits.max_picture_pixels} are taken") from error
-    except (OSError, *_BROKEN) as error:
+    except (OSError, av.FFmpegError, *_BROKEN) as error:
         raise file.error(f"the picture is damaged ({error or type(error).__name__})") from error
 
 
@@ -142,17 +145,60 @@ def prepare_reference_picture(
     return resize(pixels, reference_picture_size(size, mode, canvas, rules))
 
 
-def _to_rgb(image: Image.Image, file: MediaFile) -> Image.Image:
-    if image.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+def _check_samples(image: Image.Image, file: MediaFile) -> None:
+    """Raises MediaError for numbers that are no brightness on an ordinary screen, as far as the header tells."""
+    numbers = set(getattr(image, "tag_v2", {}).get(_NUMBERS, ()))
+    if 2 in numbers:
+        raise file.error("its samples are signed numbers; save it with 8 or 16 bits without a sign")
     if image.mode in ("I", "F"):
         raise file.error("it has 32 bits per sample; save it with 8 or 16")
+    with file.path.open("rb") as stream:
+        head = stream.read(_HEADERS)
+    for mark in _TRANSFER_MARKS.get(image.format or "", ()):
+        found = head.find(mark)
+        if found >= 0 and head[found + len(mark) :][3 if image.format != "PNG" else 1] in _HDR:
+            raise file.error("it is an HDR picture (PQ or HLG); save it for an ordinary screen (SDR)")
+
+
+_HEADERS = 1 << 16  # bytes that hold what a file says of its colours
+_HDR = {16, 18}  # ITU-T H.273: PQ, HLG
+_TRANSFER_MARKS = {"PNG": (b"\0\0\0\4cICP",), "AVIF": (b"colrnclx",), "HEIF": (b"colrnclx",)}
+
+
+def _to_rgb(image: Image.Image, file: MediaFile) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        return _from_deep_grey(image)
+    if "transparency" in image.info and image.mode == "RGB" and _is_deep_png(file):
+        return _from_deep_png(file)
     if image.mode == "CMYK":
         return _from_cmyk(image)
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
     return image.convert("RGB")
+
+
+def _from_deep_grey(image: Image.Image) -> Image.Image:
+    """9 to 16 bits by their upper 8; what the transparent key names becomes white."""
+    tags = getattr(image, "tag_v2", {})
+    samples = np.asarray(image)
+    grey = (samples >> tags.get(_BITS, (16,))[0] - 8).astype(np.uint8)
+    if tags.get(_POLARITY) == 0:
+        grey = 255 - grey
+    return Image.fromarray(np.where(samples == image.info.get("transparency", -1), np.uint8(255), grey)).convert("RGB")
+
+
+def _is_deep_png(file: MediaFile) -> bool:
+    with file.path.open("rb") as stream:
+        return stream.read(25)[24:] == b"\x10"  # bits a sample
+
+
+def _from_deep_png(file: MediaFile) -> Image.Image:
+    """Through FFmpeg, which compares the transparent key with all 16 bits; Pillow has dropped eight of them."""
+    decoder = av.CodecContext.create("png", "r")
+    frames = [*decoder.decode(av.Packet(file.path.read_bytes())), *decoder.decode(None)]
+    samples = frames[0].to_ndarray(format="rgba64le")
+    return Image.fromarray(np.where(samples[..., 3:] == 0, 255, samples[..., :3] >> 8).astype(np.uint8))
 
 
 def _from_cmyk(image: Image.Image) -> Image.Image:
@@ -164,24 +210,9 @@ def _from_cmyk(image: Image.Image) -> Image.Image:
     return turned or image.convert("RGB")
 
 
-def _formats(heif: bool) -> list[str]:
-    return [*FORMATS, "HEIF"] if heif else FORMATS
-
-
-@cache
-def _has_heif() -> bool:
-    """Registers the HEIC reader with Pillow if the optional package is installed."""
-    try:
-        plugin: Any = importlib.import_module("pillow_heif")
-    except ImportError:
-        return False
-    plugin.register_heif_opener()
-    return True
-
-
-def _why_unknown(file: MediaFile, heif: bool) -> str:
+def _why_unknown(file: MediaFile) -> str:
     with file.path.open("rb") as stream:
         head = stream.read(32)
-    if head[4:8] == b"ftyp" and head[8:12] in HEIF_BRANDS and not heif:
-        return "HEIC pictures need the package pillow-heif; install it, or save the picture as JPEG or PNG"
-    return ALLOWED if not is_picture(head) else f"the picture is damaged; {ALLOWED}"
+    if head.startswith((b"II*\0", b"MM\0*")):
+        return "it is damaged, or a form of TIFF that is not read; save it as PNG"
+    return f"the picture is damaged; {ALLOWED}" if is_picture(head) else ALLOWED
