@@ -56,7 +56,8 @@ def _of_references(request: GenerationRequest, probes: Sequence[MediaProbe]) -> 
 def _check_kind(condition: Condition, probe: MediaProbe, field: str) -> None:
     wanted = _KIND_OF[condition.type]
     if probe.kind != wanted and not (wanted == "audio" and probe.has_sound):
-        raise MediaError(f"{field}.type", condition.type, f"the file is of kind {probe.kind}")
+        meant = "; save the one frame that is meant as a picture" if (wanted, probe.kind) == ("image", "video") else ""
+        raise MediaError(f"{field}.type", condition.type, f"the file is of kind {probe.kind}{meant}")
     if condition.type in ("audio", "video_audio") and not probe.has_sound:
         raise MediaError(f"{field}.type", condition.type, "the file has no sound")
 
@@ -75,6 +76,20 @@ def _check_reference(condition: Condition, probe: MediaProbe, field: str, limits
     low, high = limits.min_reference_seconds, limits.max_reference_seconds
     too_long = start is None and used > high + _SLACK_SECONDS
     if used < low - 1e-3 or too_long:
-        raise MediaError(field, f"{used:.2f} s", f"a reference clip or sound lasts {low:g} to {high:g} s")
+        allowed = f"a reference clip or sound lasts {low:g} to {high:g} s{_remedy(condition, probe, too_long)}"
+        raise MediaError(field, f"{used:.2f} s", allowed)
     if condition.type != "audio" and round(used * geometry.FPS) < _SHORTEST_CLIP:
         raise MediaError(field, f"{used:.2f} s", f"a clip needs at least {_SHORTEST_CLIP} frames at 24 fps")
+
+
+def _remedy(condition: Condition, probe: MediaProbe, too_long: bool) -> str:
+    """What would help, or why less is there than the file seems to hold."""
+    if too_long and condition.is_visual:
+        return "; start_time_seconds names where the part that is meant begins"
+    if too_long:
+        return "; cut out the part that is meant"
+    if probe.skipped_seconds:
+        return (
+            f"; its first {probe.skipped_seconds:.2f} s cannot be decoded, since they lean on frames that were cut off"
+        )
+    return ""

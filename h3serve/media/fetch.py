@@ -17,7 +17,7 @@ from typing import IO
 from urllib.parse import unquote
 
 from h3serve.core.errors import MediaError, OutputError
-from h3serve.media.inline import write_base64, write_data
+from h3serve.media.inline import hint, write_base64, write_data
 from h3serve.media.sources import ANYWHERE, MediaFile, SourcePolicy
 from h3serve.media.tar_member import parse_member, write_member
 from h3serve.media.web import shown_url, write_url
@@ -82,8 +82,10 @@ def _local(path: str, media: MediaFile, policy: SourcePolicy) -> MediaFile:
             raise media.error("local files are read only from the folders that the server allows")
         file = MediaFile(place, media.field, media.name, media.limits)
         file.check_readable()
+    except MediaError as error:
+        raise media.error(error.allowed + hint(path)) from error
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, an unknown ~user, no possible name
-        raise media.error("there is no such file") from error
+        raise media.error("there is no such file" + hint(path)) from error
     return file
 
 

@@ -13,6 +13,9 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from h3serve.media.sources import MediaFile
 
+_SCHEMES = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+# How PNG, JPEG, GIF, RIFF, MP4, ID3, Ogg, FLAC, Matroska and TIFF begin in base64, and enough of it to be no path.
+_BASE64 = re.compile(r"(iVBORw|/9j/|R0lGOD|UklGR|AAAA|SUQz|T2dnUw|ZkxhQ|GkXfo|SUkqA|TU0AK)[A-Za-z0-9+/_=\s-]{58,}")
 _SPACE = re.compile(r"\s+")
 _CHUNK = 1 << 22  # characters; a multiple of 4
 
@@ -34,6 +37,15 @@ def write_base64(out: IO[bytes], uri: str, media: MediaFile) -> None:
     """Decode `base64://payload` into `out`. Raises MediaError."""
     _write_base64(out, uri[len("base64://") :], media)
     _check_not_empty(out, media)
+
+
+def hint(uri: str) -> str:
+    """What to say about a text that was taken for a path but looks like a medium, or an empty string."""
+    if _SCHEMES.match(uri.strip()) and uri != uri.strip():
+        return "; take the blank before it away"
+    if _BASE64.fullmatch(uri):
+        return "; it looks like base64: write data:;base64, before it"
+    return ""
 
 
 def _write_base64(out: IO[bytes], payload: str, media: MediaFile) -> None:

@@ -15,6 +15,8 @@ from h3serve.media.frames import counted_end, find_opening, is_counted
 from h3serve.media.image import display_size, is_animation, is_picture
 from h3serve.media.sources import MediaFile
 
+_PADDING_S = 1  # codecs' frames are shorter
+
 
 def probe_media(file: MediaFile) -> MediaProbe:
     """Look at a picture, video or sound: header, packet times and at most one decoded frame of each stream.
@@ -101,5 +103,8 @@ def _ends(file: MediaFile, box: Any, streams: list[Any]) -> dict[int, Fraction]:
             continue
         # The header knows what to cut of the last packet (padding of audio codecs), but not what is missing.
         declared = ((stream.start_time or 0) + stream.duration) * stream.time_base
+        if box.format.name.startswith("mov") and ends[stream.index] - declared > _PADDING_S:
+            found, header = float(ends[stream.index]), float(declared)
+            raise file.error(f"it contradicts itself: {found:.1f} s by its {stream.type}, {header:.1f} s by its header")
         ends[stream.index] = min(ends[stream.index], declared)
     return ends

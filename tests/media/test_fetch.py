@@ -273,3 +273,24 @@ def test_unreadable_content_is_named_as_it_was_given(temp: Path) -> None:
         probe_media(file)
     assert str(temp) not in str(caught.value)
     assert str(caught.value).startswith("conditions[2].uri: 'base64: uri of 17 characters'")
+
+
+@pytest.mark.parametrize("folders", [None, ()])
+@pytest.mark.parametrize(
+    ("uri", "advice"),
+    [
+        (" data:image/png;base64,iVBORw0KGgo=", "take the blank before it away"),
+        ("\nhttps://example.com/a.png", "take the blank before it away"),
+        ("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==", "base64:"),
+        ("/9j/" + "4AAQSkZJRgABAQAAAQABAAD/" * 4000, "write data:;base64, before it"),
+    ],
+)
+def test_a_slip_before_inline_media_gets_advice(uri: str, advice: str, folders: tuple[Path, ...] | None) -> None:
+    with pytest.raises(MediaError, match=advice), open_source(uri, SourcePolicy(folders=folders)):
+        pass
+
+
+def test_an_ordinary_missing_file_gets_no_advice(tmp_path: Path) -> None:
+    for name in ("holiday.png", "a/b/c", "x" * 40):
+        with pytest.raises(MediaError, match="there is no such file$"), open_source(str(tmp_path / name)):
+            pass
