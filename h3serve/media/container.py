@@ -60,6 +60,9 @@ def whole_packets(box: Any, streams: list[Any]) -> Iterator[Any]:
     while True:
         try:
             packet = next(packets, None)
+        except IndexError:  # PyAV has no place for a stream that only appears on the way; the others go on
+            packets = box.demux(streams)
+            continue
         except av.FFmpegError:
             return
         if packet is None or packet.is_corrupt:

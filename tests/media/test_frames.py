@@ -1,7 +1,7 @@
 """Where a video begins and what is on screen when: cuts between key frames, edit lists, repeated pictures."""
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,11 +11,12 @@ import pytest
 
 from h3serve.core.errors import MediaError
 from h3serve.media.audio import load_sound
+from h3serve.media.container import whole_packets
 from h3serve.media.frames import find_opening
 from h3serve.media.probe import probe_media
 from h3serve.media.sources import MediaFile
 from h3serve.media.video import decode_clip
-from tests.media.films import count, counter, counts, film
+from tests.media.films import count, counter, counts, film, tone
 from tests.media.sounds import click, click_time
 
 CANVAS = (64, 32)
@@ -244,3 +245,45 @@ def test_of_two_video_tracks_the_default_or_the_larger(tmp_path: Path) -> None:
 
     assert two("a.mkv", 2) == (48, 32)
     assert two("b.mkv", None) == (64, 48)
+
+
+def counted_on(raw: bytes) -> bytes:
+    """The transport stream with each PID's packets counted through (ISO 13818-1, 2.4.3.3)."""
+    out, counters = bytearray(raw), dict[int, int]()
+    for at in range(0, len(out), 188):
+        pid = (out[at + 1] & 31) << 8 | out[at + 2]
+        if out[at + 3] & 16:  # with payload
+            out[at + 3] = out[at + 3] & 240 | counters.get(pid, 0)
+            counters[pid] = (counters.get(pid, 0) + 1) % 16
+    return bytes(out)
+
+
+def test_a_stream_that_appears_on_the_way_ends_nothing(tmp_path: Path) -> None:
+    """A transport stream whose sound begins behind 8 MB of filling; the video around it is read whole."""
+    options = {"crf": "8", "bf": "0"}
+    silent = film(tmp_path / "a.ts", [counter(i) for i in range(48)], options=options).read_bytes()
+    times = [2 + Fraction(i, 24) for i in range(48)]
+    pictures = [counter(i) for i in range(48, 96)]
+    spoken = film(tmp_path / "b.ts", pictures, times, options=options, sound=tone(2.0), sound_start=2).read_bytes()
+    filling = b"\x47\x1f\xff\x10" + bytes(184)
+    (tmp_path / "c.ts").write_bytes(counted_on(silent + filling * 45_000 + spoken))
+    assert counts(decode_clip(MediaFile(tmp_path / "c.ts"), CANVAS, 90))[:90] == list(range(90))
+
+
+def test_packets_go_on_behind_one_that_pyav_cannot_place() -> None:
+    """PyAV raises IndexError for some packets of streams that it does not know; the next call reads on."""
+
+    class Packet:
+        size, is_corrupt = 1, False
+
+    class Box:
+        left = [Packet(), None, Packet(), Packet()]
+
+        def demux(self, streams: list[object]) -> Iterator[Packet]:
+            while self.left:
+                packet = self.left.pop(0)
+                if packet is None:
+                    raise IndexError
+                yield packet
+
+    assert len(list(whole_packets(Box(), []))) == 3
