@@ -169,3 +169,16 @@ def test_keys_are_printed_once(tmp_path: Path, capsys: Any) -> None:
     key = capsys.readouterr().out.strip()
     assert key not in file.read_text() and hash_key(key) in file.read_text()
     assert run(["keys", "ann", "--file", str(file)]) == 1
+
+
+@pytest.mark.parametrize("alias", ["sora-2", "sora-2=other", "=demo", "sora-2="])
+def test_an_alias_names_the_served_model(alias: str, tmp_path: Path, capsys: Any) -> None:
+    assert run(["serve", "--model", "demo", "--port", "0", "--data", str(tmp_path / "d"), "--model-alias", alias]) == 2
+    assert capsys.readouterr().err.startswith("h3serve: --model-alias: ") and list(tmp_path.iterdir()) == []
+
+
+def test_an_alias_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("h3serve.service.server.serve", seen.append)
+    assert run(["serve", "--model", "demo", "--model-alias", "sora-2=demo", "--model-alias", "sora=demo"]) == 0
+    assert seen[0].aliases == ("sora-2", "sora") and seen[0].model_name == "demo"
