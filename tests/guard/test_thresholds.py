@@ -155,6 +155,12 @@ def test_a_late_frame_is_looked_for_two_frames_either_way(shift: int, found: int
     assert lag(GREY, video, 4) == found
 
 
+def test_one_frame_late_fails() -> None:
+    video = np.stack([GREY, GREY + np.uint8(40), GREY])
+    assert "frame lag" not in failed(compare_frames({0: GREY}, 3, video, limits=FrameLimits()))
+    assert "frame lag" in failed(compare_frames({1: GREY}, 3, video, limits=FrameLimits()))
+
+
 @pytest.mark.parametrize(("there", "found"), [(20, 1), (21, 0)])
 def test_a_neighbour_has_to_fit_twice_as_well(there: int, found: int) -> None:
     video = np.stack([GREY + np.uint8(40)] * 3)

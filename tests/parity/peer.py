@@ -81,8 +81,15 @@ class Peer:
         evaluations: int,
         frames: int,
         rules: SizeRules = SMALL,
+        shifts: tuple[float, float] = (12.0, 3.0),
+        level: float = 0.999,
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Arrays under the names of kept.py, plus `video` float and `audio`."""
+        """Arrays under the names of kept.py, plus `video` float and `audio`.
+
+        `prepared` may hold pictures as they were given: diffusers brings them to size itself.
+        """
+        self.pipe.scheduler.set_shift(shifts[0])
+        self.pipe.audio_scheduler.set_shift(shifts[1])
         self.pipe.update_components(
             canvas_short_edge=rules.clip_short_edge,
             canvas_max_pixels=rules.max_canvas_area,
@@ -100,7 +107,8 @@ class Peer:
             if item.segment.kind == "keyframe" and item.frames is not None:
                 inputs["last_image" if item.segment.is_last else "image"] = Image.fromarray(item.frames[0])
         recorder = _Recorder(self.pipe, noise, with_references=bool(references))
-        with recorder:
+        held = patch.object(type(self.pipe), "keyframe_noise_aug", property(lambda _: level))
+        with recorder, held:
             state = self.pipe(**inputs)
         return recorder.arrays(state)
 

@@ -126,7 +126,8 @@ def test_resize_mode_of_references(mode: str | None, size: Any, expected: Any, t
     Image.fromarray(pixels).save(tmp_path / "a.png")
     more = {} if mode is None else {"reference_resize_mode": mode}
     rules = SizeRules(max_canvas_area=8192, picture_short_edge=128, clip_short_edge=64)
-    plan, (item,) = read(picture(tmp_path, "a"), rules=rules, **more)
+    _, (item,) = read(picture(tmp_path, "a"), rules=rules, **more)
+    plan = Ingest(rules).plan(parse_request(body(picture(tmp_path, "a"), **more)))  # what `h3serve plan` shows
     assert np.array_equal(item.frames[0], stretched(tmp_path, "a", expected))
     assert item.segment.size == plan.conditions[0].size == expected
     assert plan.condition_rows == expected[0] * expected[1] // 1024
