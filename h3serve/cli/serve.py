@@ -14,7 +14,7 @@ from h3serve.core.model_name import check_model
 from h3serve.core.settings import is_float8
 from h3serve.service.hosts import is_host
 from h3serve.service.keys import add_key
-from h3serve.service.settings import DAY_S, GIB, Retention, ServiceSettings
+from h3serve.service.settings import DAY_S, GIB, ConnectionLimits, Retention, ServiceSettings
 
 _DEFAULT = ServiceSettings(model="demo")
 
@@ -48,6 +48,10 @@ def serve(
     ray: Annotated[str | None, typer.Option(help="Run workers on a Ray cluster: its address, or auto.")] = None,
     replicas: Annotated[int, typer.Option(help="Workers on the Ray cluster.")] = 1,
     max_queued: Annotated[int, typer.Option(help="Jobs that may wait; more get 429.")] = _DEFAULT.max_queued,
+    max_connections: Annotated[int, typer.Option(help="Open HTTP connections.", min=8)] = _DEFAULT.connections.most,
+    max_streams: Annotated[
+        int, typer.Option(help="Open event streams of one API key.", min=1)
+    ] = _DEFAULT.connections.streams,
     drain: Annotated[float, typer.Option(help="Seconds running jobs may take after SIGTERM.")] = _DEFAULT.drain_s,
     keep_days: Annotated[float, typer.Option(help="Days finished files are kept.")] = 7.0,
     keep_gib: Annotated[float | None, typer.Option(help="GiB of finished files that are kept.")] = None,
@@ -108,6 +112,7 @@ def serve(
             text_encoder=text_encoder,
             ray=ray,
             max_queued=max_queued,
+            connections=ConnectionLimits(most=max_connections, streams=max_streams),
             drain_s=drain,
             keys=keys,
             admin_without_key=admin_without_key,

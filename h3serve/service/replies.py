@@ -24,6 +24,7 @@ _CODES = {
     401: "invalid_api_key",
     404: "not_found",
     405: "method_not_allowed",
+    408: "timeout",
     409: "conflict",
     410: "expired",
     413: "too_large",

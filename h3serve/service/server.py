@@ -11,16 +11,20 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
 import uvicorn
 
 from h3serve.core.errors import H3Error
 from h3serve.service.app import make_app
 from h3serve.service.caretaker import Caretaker
+from h3serve.service.connections import Connection, connection_type, most_connections, raise_descriptor_limit
 from h3serve.service.context import Context
 from h3serve.service.folder import DataFolder
 from h3serve.service.intake import Intake
@@ -40,7 +44,9 @@ from h3serve.service.webhooks import WebhookSender, read_secret
 log = logging.getLogger("h3serve.server")
 _STREAMS_S = 3  # open downloads may take this long at the very end
 _RETENTION_S = 60.0
-_BACKLOG = 2048
+_BACKLOG = 2048  # connections that wait in the kernel
+_ACCEPTS = 16  # of them are taken at once: each needs a descriptor before any can be refused
+_TICKS_PER_CHECK = 10  # of uvicorn's, of 0.1 s
 
 
 def serve(settings: ServiceSettings, *, command: Sequence[str] | None = None) -> None:
@@ -51,6 +57,8 @@ def serve(settings: ServiceSettings, *, command: Sequence[str] | None = None) ->
     start_logs()
     if (settings.database or "").startswith("sqlite"):
         raise H3Error("the database is named for PostgreSQL only; a SQLite file is always in the data folder")
+    most = most_connections(settings.connections.most, raise_descriptor_limit())
+    settings = replace(settings, connections=replace(settings.connections, most=most))
     with ExitStack() as stack:
         anybody = Caller(max_priority=settings.max_priority)
         keys = KeyRing(read_keys(settings.keys) if settings.keys else (), anybody=anybody)
@@ -111,6 +119,8 @@ class Server(uvicorn.Server):
         self.failure: str | None = None
         config = uvicorn.Config(
             make_app(self.context),
+            http=connection_type(settings.connections),
+            backlog=_ACCEPTS,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -165,6 +175,18 @@ class Server(uvicorn.Server):
     def _end(self, seconds: float) -> None:
         self.supervisor.drain(seconds)
         self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)  # asyncio has taken _ACCEPTS for both
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TICKS_PER_CHECK == 0:
+            now = time.monotonic()
+            for connection in list(self.server_state.connections):
+                cast(Connection, connection).check(now)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.context.closing.set()  # event streams end by themselves

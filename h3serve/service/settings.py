@@ -51,6 +51,18 @@ class BodyLimits:
 
 
 @dataclass(frozen=True)
+class ConnectionLimits:
+    """Bounds of HTTP connections; who is past one is cut off."""
+
+    most: int = 4000  # fewer where the system's limit of open files is lower
+    streams: int = 100  # event streams of one API key
+    header_s: float = 20.0  # for a request's header
+    body_s: float = 30.0  # for its body, and as long again as it takes at `body_rate`
+    body_rate: float = 16 * 2**10  # bytes a second
+    send_s: float = 60.0  # without room to send: the client does not read
+
+
+@dataclass(frozen=True)
 class ServiceSettings:
     """How a server runs. `model` is a folder, a hub id or "demo"."""
 
@@ -88,6 +100,7 @@ class ServiceSettings:
     retention: Retention = field(default_factory=Retention)
     worker: WorkerRules = field(default_factory=WorkerRules)
     limits: BodyLimits = field(default_factory=BodyLimits)
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
 
     @cached_property  # a path is looked up on the disk, and every reply has the name
     def model_name(self) -> str:

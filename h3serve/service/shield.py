@@ -71,6 +71,10 @@ class Shield:
         host = headers.get("host")  # HTTP/1.0 may leave it out; no browser does
         if host is not None and not self.hosts.allows(host):
             return error_reply(421, f"{host[:80]!r} is not this server; --allowed-host adds names", code="wrong_host")
+        if "content-length" in headers and "transfer-encoding" in headers:  # what follows may be another's request
+            reply = error_reply(400, "Content-Length and Transfer-Encoding exclude each other", code="bad_framing")
+            reply.headers["Connection"] = "close"
+            return reply
         if is_foreign_write(scope):
             return error_reply(403, "another site may not write here")
         return None

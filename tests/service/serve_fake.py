@@ -1,19 +1,22 @@
 """A real server whose workers have a fake model; settings come as JSON in the first argument."""
 
 import json
+import resource
 import sys
 from pathlib import Path
 
 from h3serve.core.errors import H3Error
 from h3serve.service.server import serve
-from h3serve.service.settings import BodyLimits, Retention, ServiceSettings, WorkerRules
+from h3serve.service.settings import BodyLimits, ConnectionLimits, Retention, ServiceSettings, WorkerRules
 
 FAKE = (sys.executable, "-m", "tests.service.fake_worker")
-KINDS = {"retention": Retention, "worker": WorkerRules, "limits": BodyLimits}
+KINDS = {"retention": Retention, "worker": WorkerRules, "limits": BodyLimits, "connections": ConnectionLimits}
 
 
 def main() -> None:
     values = json.loads(sys.argv[1])
+    if (most := values.pop("open_files", None)) is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most // 2, most))  # the server may raise the first
     for name, kind in KINDS.items():
         if name in values:
             values[name] = kind(**values[name])

@@ -1,7 +1,9 @@
 import json
 import logging
 
-from h3serve.service.logs import JsonLines
+import pytest
+
+from h3serve.service.logs import Flood, JsonLines
 
 
 def test_one_json_line_with_the_jobs_id_and_the_traceback() -> None:
@@ -18,3 +20,19 @@ def test_one_json_line_with_the_jobs_id_and_the_traceback() -> None:
     assert "\n" not in text
     assert (line["message"], line["job"], line["level"]) == ("ü failed\n", "video_1", "error")
     assert line["traceback"].endswith("ValueError: no") and line["time"].endswith("+00:00")
+
+
+def test_a_flood_of_one_kind_is_cut_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+    monkeypatch.setattr("h3serve.service.logs.time.monotonic", lambda: clock)
+
+    def line(number: int, level: int = logging.WARNING) -> logging.LogRecord:
+        return logging.LogRecord("a", level, "a.py", number, "text", (), None)
+
+    flood = Flood(most=3, seconds=10.0)
+    assert [flood.filter(line(1)) for _ in range(1000)] == [True] * 3 + [False] * 997
+    assert flood.filter(line(2)) and all(flood.filter(line(1, logging.INFO)) for _ in range(100))
+    clock = 10.1
+    after = line(1)
+    assert flood.filter(after) and json.loads(JsonLines().format(after))["left_out"] == 997
+    assert flood.filter(again := line(1)) and "left_out" not in vars(again)
