@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar, TypeVarTuple
@@ -47,6 +48,7 @@ class Context:
     limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_INTAKE_THREADS))
     patience: Patience = field(default_factory=Patience)
     helpers: list[threading.Thread] = field(default_factory=list)  # tidying and webhooks; none may die unseen
+    streams: Counter[str] = field(default_factory=Counter)  # open event streams of each key
     closing: threading.Event = field(default_factory=threading.Event)  # ends its open streams
 
     @property

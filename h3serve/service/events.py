@@ -6,7 +6,8 @@ A browser opens six connections to a host, and every stream holds one: a page ta
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 
 from anyio import to_thread
 from fastapi import APIRouter, Request
@@ -14,14 +15,17 @@ from fastapi.responses import Response, StreamingResponse
 
 from h3serve.service.context import CallerOf, Context, ContextOf
 from h3serve.service.job import Job, Json
+from h3serve.service.keys import Caller
 from h3serve.service.moves import WAITING
 from h3serve.service.progress import Bell
+from h3serve.service.replies import Refusal
 from h3serve.service.schema import ERRORS
 from h3serve.service.views import percent
 
 router = APIRouter(prefix="/v1", responses=ERRORS)
 _QUIET_S = 10.0  # a comment at least this often shows that the line is alive
 _CLOSING_S = 0.5  # how soon a stream notices that the server stops
+_TOO_MANY_RETRY_S = 5
 _ALIVE = ": still here\n\n"
 
 
@@ -32,22 +36,39 @@ async def get_all_events(request: Request, caller: CallerOf, context: ContextOf)
     `created` with the whole video, first for each that waits or runs; then `progress`, and `completed`,
     `failed` or `cancelled` with the whole video, or `deleted`.
     """
-    return _reply(request, _stream_all(context, caller.name))
+    return _reply(request, context, caller, _stream_all(context, caller.name))
 
 
 @router.get("/videos/{job_id}/events", response_class=StreamingResponse)
 async def get_events(job_id: str, request: Request, caller: CallerOf, context: ContextOf) -> Response:
     """A stream that ends with `completed`, `failed`, `cancelled`, `expired` or `deleted`."""
     await to_thread.run_sync(context.find, job_id, caller)
-    return _reply(request, _stream(context, job_id))
+    return _reply(request, context, caller, _stream(context, job_id))
 
 
-def _reply(request: Request, stream: AsyncIterator[str]) -> Response:
+def _reply(request: Request, context: Context, caller: Caller, stream: AsyncGenerator[str]) -> Response:
+    """A reply of the events; raises Refusal 429 when the caller has too many."""
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "Content-Type": "text/event-stream"}
-    return Response(headers=headers) if request.method == "HEAD" else StreamingResponse(stream, headers=headers)
+    if request.method == "HEAD":
+        return Response(headers=headers)
+    most = context.settings.connections.streams
+    if context.streams[caller.name] >= most:
+        message = f"this key already has {most} event streams open: /v1/videos/events tells of all its videos in one"
+        raise Refusal(429, message, code="too_many_streams", retry_s=_TOO_MANY_RETRY_S)
+    return StreamingResponse(_counted(context, caller.name, stream), headers=headers)
 
 
-async def _stream_all(context: Context, owner: str) -> AsyncIterator[str]:
+async def _counted(context: Context, owner: str, stream: AsyncGenerator[str]) -> AsyncIterator[str]:
+    context.streams[owner] += 1
+    try:
+        async with aclosing(stream):
+            async for event in stream:
+                yield event
+    finally:
+        context.streams[owner] -= 1
+
+
+async def _stream_all(context: Context, owner: str) -> AsyncGenerator[str]:
     shown: dict[str, Json] = {}
     with context.board.listen_all(owner) as bell:
         yield _ALIVE  # the listener is there: nothing is missed from now on
@@ -75,7 +96,7 @@ def _changes(context: Context, job_id: str, job: Job | None, shown: dict[str, Js
     return [_event("progress", now)] if now != before else []
 
 
-async def _stream(context: Context, job_id: str) -> AsyncIterator[str]:
+async def _stream(context: Context, job_id: str) -> AsyncGenerator[str]:
     shown: Json | None = None
     with context.board.listen(job_id) as bell:
         while not context.closing.is_set():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from h3serve.service.connections import most_connections, raise_descriptor_limit
+from h3serve.service.keys import add_key
 from tests.service.client import T2VA, LiveServer, live, wait_for
 
 HALF_HEADER = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-More: "
@@ -164,3 +165,26 @@ def test_when_nobody_can_be_cut_off_the_newest_is_refused(tmp_path: Path) -> Non
             late = stack.enter_context(connect(server))
             reply = everything(late)
             assert reply.startswith(b"HTTP/1.1 503 ") and b"too many connections" in reply
+
+
+def test_event_streams_of_one_key_are_bounded(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    ann, bob = ({"Authorization": f"Bearer {add_key(keys, name)}"} for name in ("ann", "bob"))
+    with live(tmp_path / "data", keys=str(keys), connections={"streams": 2}) as server, server.client() as client:
+        lines = []
+        with ExitStack() as stack:
+            for _ in range(2):
+                stream = stack.enter_context(client.stream("GET", "/v1/videos/events", headers=ann))
+                lines.append(stream.iter_lines())  # dropping it would close the stream
+                assert next(lines[-1]) == ": still here"
+            late = client.get("/v1/videos/events", headers=ann)
+            assert late.status_code == 429 and late.json()["error"]["code"] == "too_many_streams"
+            assert late.headers["retry-after"]
+            with client.stream("GET", "/v1/videos/events", headers=bob) as other:
+                assert other.status_code == 200
+
+        def opens() -> bool:
+            with client.stream("GET", "/v1/videos/events", headers=ann) as stream:
+                return stream.status_code == 200
+
+        wait_for(opens)  # those that were closed are not counted any more
