@@ -63,7 +63,8 @@ def _unflatten(parts: dict[str, str | list[str]]) -> Json:
 def _path(name: str) -> list[str]:
     match = _NAME.fullmatch(name)
     path = [name] if match is None else [match[1], *_STEP.findall(match[2])]
-    if len(path) > _MAX_DEPTH or path.count("") > 1:
+    is_odd = match is None and "[]" in name
+    if is_odd or len(path) > _MAX_DEPTH or path.count("") > 1:
         raise RequestError(name, "this name", "send lists and objects inside each other as JSON")
     return path
 

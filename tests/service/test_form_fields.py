@@ -68,6 +68,8 @@ def test_text_stays_text_and_the_rest_is_json() -> None:
         {"target": "{}", "target[short_edge]": "64"},
         {"a[b][c][d][e]": "1"},
         {"a[][b][]": ["1"]},
+        {"[][type]": ["image"]},
+        {"a[]]": ["1"]},
         {"request": '{"seed": 1}', "seed": "1"},
     ],
 )

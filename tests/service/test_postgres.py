@@ -7,6 +7,7 @@ from sqlalchemy import create_engine, delete
 
 from h3serve.core.errors import H3Error
 from h3serve.service.folder import DataFolder
+from h3serve.service.ownership import OwnershipWatch
 from h3serve.service.store import JobStore
 from h3serve.service.tables import jobs
 from tests.service.client import T2VA, client_of, context_of
@@ -57,6 +58,9 @@ def test_one_server_per_database(url: str, store: JobStore) -> None:
 def test_zero_bytes_reach_no_column(url: str, folder: DataFolder) -> None:
     """PostgreSQL has no text with a zero byte in it: every such request is refused, or its text kept as JSON."""
     store = JobStore(url)
+    assert store.ownership is not None
+    watch = OwnershipWatch(store.ownership, pytest.fail)
+    watch.start()
     try:
         context = context_of(store, folder, webhook_secret=folder.root / "secret")
         with client_of(context) as http:
@@ -76,4 +80,6 @@ def test_zero_bytes_reach_no_column(url: str, folder: DataFolder) -> None:
             assert http.post("/v1/plan", json={**T2VA, "user": "\0"}).status_code == 200
             assert http.get("/v1/videos").status_code == 200
     finally:
+        watch.stop.set()
+        watch.join()
         store.close()

@@ -180,6 +180,16 @@ def test_a_webhook_that_could_never_be_delivered_is_refused(store: JobStore, fol
     assert len(store.ids()) == 1
 
 
+@pytest.mark.parametrize("length", [1, 70, 256, 257, 5000])
+def test_a_boundary_of_any_length_is_no_fault_of_the_server(http: TestClient, length: int) -> None:
+    boundary = "b" * length
+    part = f'--{boundary}\r\nContent-Disposition: form-data; name="prompt"\r\n\r\na lion\r\n--{boundary}--\r\n'
+    kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+    reply = http.post("/v1/videos", content=part, headers=kind)
+    assert reply.status_code == (200 if length <= 256 else 400), reply.text
+    assert length <= 256 or "Boundary length" in reply.json()["error"]["message"]
+
+
 def test_head_wherever_there_is_get(http: TestClient) -> None:
     video = http.post("/v1/videos", json=T2VA).json()["id"]
     for path in (
