@@ -1,0 +1,73 @@
+"""Faults of jobs, their order and their files."""
+
+FAULTS = [
+    (
+        "moves.py",
+        "State.IN_PROGRESS: frozenset({State.QUEUED, State.COMPLETED,",
+        "State.IN_PROGRESS: frozenset({State.COMPLETED,",
+        "no retry",
+    ),
+    (
+        "moves.py",
+        "State.COMPLETED: frozenset({State.EXPIRED})",
+        "State.COMPLETED: frozenset({State.EXPIRED, State.QUEUED})",
+        "twice",
+    ),
+    ("moves.py", "State.FAILED: frozenset(),", "State.FAILED: frozenset({State.CANCELLED}),", "failed jobs cancelled"),
+    (
+        "estimate.py",
+        "rate = sum(s for s, _ in work) / sum(p for _, p in work)",
+        "rate = sum(p for _, p in work) / sum(s for s, _ in work)",
+        "rate",
+    ),
+    ("estimate.py", "_MAX_RETRY_S = 600", "_MAX_RETRY_S = 60_000", "clients told to wait for hours"),
+    ("estimate.py", "math.ceil(seconds / max(1, running, workers))", "math.ceil(seconds)", "as if one worked"),
+    ("retention.py", "order_by(jobs.c.finished_at.desc())", "order_by(jobs.c.finished_at)", "newest given up first"),
+    ("retention.py", "finished_at < now - rule.files_s", "finished_at > now - rule.files_s", "young files given up"),
+    ("retention.py", "is_old or is_much", "is_old and is_much", "one bound is not enough"),
+    (
+        "retention.py",
+        "State.EXPIRED, State.FAILED, State.CANCELLED)",
+        "State.EXPIRED, State.FAILED)",
+        "cancelled records kept",
+    ),
+    (
+        "claim.py",
+        "order_by(jobs.c.priority.desc(), jobs.c.seq)",
+        "order_by(jobs.c.priority, jobs.c.seq)",
+        "lowest priority",
+    ),
+    ("claim.py", "jobs.c.attempts + 1,", "jobs.c.attempts,", "attempts not counted"),
+    ("claim.py", "(-priority, running.get(owner, 0)", "(priority, running.get(owner, 0)", "owners by lowest priority"),
+    ("claim.py", "running.get(owner, 0) < max_running", "running.get(owner, 0) <= max_running", "one more at once"),
+    ("claim.py", "store.turns[job.owner] = time.monotonic()", "pass", "keys do not take turns"),
+    (
+        "content.py",
+        'raise Refusal(410, "this video has expired',
+        'raise Refusal(404, "this video has expired',
+        "404 for expired",
+    ),
+    ("content.py", 'return etag in tags or "*" in tags', "return etag in tags", "star ignored"),
+    ("content.py", '.removeprefix("W/")', '.removeprefix("w/")', "weak tags never match"),
+    ("progress.py", "self._latest.pop(job.id, None)", "pass", "progress of jobs that ended"),
+    ("progress.py", "self._bells[topic].discard(bell)", "pass", "bells of closed streams ring on"),
+    ("progress.py", "        self._rung.clear()", "        pass", "streams spin"),
+    (
+        "failures.py",
+        '(MediaError, "invalid_media"),\n    (RequestError, "invalid_request"),',
+        '(RequestError, "invalid_request"),\n    (MediaError, "invalid_media"),',
+        "media errors named as requests'",
+    ),
+    (
+        "failures.py",
+        'return Failure("out_of_memory", message, leaves=True)',
+        'return Failure("out_of_memory", message)',
+        "worker stays",
+    ),
+    (
+        "failures.py",
+        "leaves=True, again=True)\n    for kind",
+        "leaves=True)\n    for kind",
+        "a lost rank's job is not tried again",
+    ),
+]
