@@ -28,7 +28,10 @@ _SLACK_S = 0.04  # timestamps that are off by less are rounded ones, not gaps
 _SEEK_FROM_S = 30  # up to here decoding from the beginning takes no time, and is exact to the sample
 _SEEK_MARGIN_S = 2  # decoders need a run-up
 # Their timestamps count samples: a gap is where something is lost, never silence.
-_NO_CLOCK = {"wav", "w64", "flac", "ogg", "mp3", "aac", "aiff"}
+_NO_CLOCK = {
+    *("wav", "w64", "flac", "ogg", "mp3", "aac", "aiff"),
+    *("caf", "au", "amr", "ac3", "eac3", "ape", "wv", "tta"),
+}
 
 
 def load_sound(file: MediaFile, seconds: float, *, start_seconds: float = 0.0, soundtrack: bool = False) -> Wave:

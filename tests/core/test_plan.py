@@ -133,3 +133,18 @@ def test_describe_is_json_ready() -> None:
     assert json.loads(json.dumps(shown)) == shown
     assert shown["frames"] == 107 and shown["rows"]["total"] == 32_712
     assert shown["petaflops"] == pytest.approx(50 * 2.80, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "probe", "advice"),
+    [
+        ("video", MediaProbe("video", 64, 64, 20.0, 24.0), "start_time_seconds names where"),
+        ("audio", MediaProbe("audio", seconds=20.0, has_sound=True, sound_seconds=20.0), "cut out the part"),
+        ("video", MediaProbe("video", 64, 64, 0.5, 24.0, skipped_seconds=2.125), r"first 2\.12 s cannot be decoded"),
+        ("image", MediaProbe("video", 64, 64, 3.0), "save the one frame that is meant"),
+    ],
+)
+def test_what_would_help_is_said(kind: str, probe: MediaProbe, advice: str) -> None:
+    references = [condition("image"), condition(kind)]
+    with pytest.raises(RequestError, match=advice):
+        resolve("ref2va", 5, references, [MediaProbe("image", 64, 64), probe])

@@ -67,6 +67,31 @@ def test_lossless_formats_are_exact(tmp_path: Path, name: str, step: float) -> N
     np.testing.assert_allclose(got, sent, atol=step, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "codec", "rate", "channels"),
+    [
+        ("a.wv", "wavpack", 48_000, 2),
+        ("a.tta", "tta", 48_000, 2),
+        ("a.caf", "pcm_s16be", 48_000, 2),
+        ("a.au", "pcm_s16be", 48_000, 2),
+        ("a.ac3", "ac3", 48_000, 2),
+        ("a.eac3", "eac3", 48_000, 2),
+        ("a.amr", "libopencore_amrnb", 8_000, 1),
+        ("a.flv", "aac", 44_100, 2),
+    ],
+)
+def test_formats_without_a_container_worth_the_name(
+    tmp_path: Path, name: str, codec: str, rate: int, channels: int
+) -> None:
+    file = medium(record(tmp_path / name, tone(rate, 3.0, channels=channels), rate, codec))
+    probe = probe_media(file)
+    assert (probe.kind, probe.sound_seconds) == ("audio", pytest.approx(3.0, abs=0.06))
+    wave = load_sound(file, probe.sound_seconds)
+    for channel in wave:
+        assert pitch(channel[3_200:-3_200]) == pytest.approx(440, abs=0.2)
+    assert load_sound(file, 1.0, start_seconds=1.5).shape == (2, 32_000)
+
+
 # --- channels ----------------------------------------------------------------------------------------
 
 
@@ -318,3 +343,14 @@ def test_a_file_over_its_size_limit(tmp_path: Path) -> None:
     path = record(tmp_path / "a.wav", tone(32_000, 0.5), 32_000)
     with pytest.raises(MediaError, match="at most 1000"):
         load_sound(medium(path, max_file_bytes=1_000), 0.5)
+
+
+@pytest.mark.parametrize("soundtrack", [False, True])
+@pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000, 96_000])
+def test_every_rate_keeps_the_phase(tmp_path: Path, rate: int, soundtrack: bool) -> None:
+    """The sine itself at 32 kHz, sample by sample: one sample late would be 0.04 off at 440 Hz."""
+    path = record(tmp_path / "a.wav", tone(rate, 1.2), rate)
+    wave = load_sound(medium(path), 1.0, soundtrack=soundtrack)
+    expected = 0.5 * np.sin(2 * np.pi * 440 * np.arange(32_000) / 32_000)
+    for channel in wave:
+        np.testing.assert_allclose(channel[500:31_500], expected[500:31_500], atol=4e-3)

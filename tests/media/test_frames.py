@@ -212,6 +212,14 @@ def test_an_avi_from_a_start_time(tmp_path: Path, start: float) -> None:
     assert counts(decode_clip(file, CANVAS, 24, start_seconds=start)) == shown[begin : begin + 24]
 
 
+def test_an_avi_with_bidirectional_frames_from_a_start_time(tmp_path: Path) -> None:
+    """After a seek such frames would be missing, and everything behind them early."""
+    options = {"g": "24", "bf": "2", "sc_threshold": "1000000000"}
+    file = MediaFile(film(tmp_path / "a.avi", [counter(i) for i in range(192)], codec="mpeg4", options=options))
+    assert counts(decode_clip(file, CANVAS, 24)) == list(range(24))
+    assert counts(decode_clip(file, CANVAS, 24, start_seconds=4.25)) == list(range(102, 126))
+
+
 def test_an_avi_cut_short_is_not_held(tmp_path: Path) -> None:
     """Only a whole file's header is believed about repeats at its end."""
     path = film(tmp_path / "a.avi", [counter(i) for i in range(48)], codec="mjpeg", options={}, **FORMAT_OF["mjpeg"])
@@ -277,7 +285,8 @@ def test_packets_go_on_behind_one_that_pyav_cannot_place() -> None:
         size, is_corrupt = 1, False
 
     class Box:
-        left = [Packet(), None, Packet(), Packet()]
+        def __init__(self) -> None:
+            self.left = [Packet(), None, Packet(), Packet()]
 
         def demux(self, streams: list[object]) -> Iterator[Packet]:
             while self.left:

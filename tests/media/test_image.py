@@ -40,6 +40,20 @@ def test_exif_orientation(tmp_path: Path, orientation: int, form: str) -> None:
     assert (probe.kind, probe.width, probe.height, probe.num_bytes) == ("image", *size, file.path.stat().st_size)
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "L", "LA", "P", "I;16", "1"])
+def test_exif_orientation_of_every_mode(tmp_path: Path, mode: str) -> None:
+    """Turned by 90 degrees to the right: what was the left half is above."""
+    halves = np.zeros((4, 8), np.uint8)
+    halves[:, :4] = 255
+    grey = Image.fromarray(halves)
+    image = Image.fromarray(halves.astype(np.uint16) * 257) if mode == "I;16" else grey.convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pixels = load_picture(save(tmp_path / "a.png", image, exif=exif))
+    assert pixels.shape == (8, 4, 3)
+    assert (pixels[:4] == 255).all() and (pixels[4:] == 0).all()
+
+
 def test_untagged_pixels_are_untouched(tmp_path: Path) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (9, 7, 3), np.uint8)
     for form in ("png", "bmp", "tiff"):
