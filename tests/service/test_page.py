@@ -187,6 +187,22 @@ def test_eight_tabs_with_more_videos_than_a_browser_has_connections(browser: Any
         page.one(f'[data-id="{video}"] .cancel').is_displayed() and page.one(f'[data-id="{video}"] .cancel').click()
 
 
+def test_a_list_from_before_the_end_does_not_bring_it_back_and_an_opened_stream_looks_again(
+    page: Page, http: httpx.Client
+) -> None:
+    page.small()
+    page.fill("#prompt", "a lion")
+    video = page.send()
+    wait_for(lambda: page.state(video) == "Done")
+    call = "const [name, data, done] = arguments; import('/web/history.js').then((h) => { h[name](...data); done(); })"
+    early = {**http.get(f"/v1/videos/{video}").json(), "status": "in_progress"}
+    page.window.execute_async_script(call, "show", [early])
+    assert page.state(video) == "Done"
+    page.window.execute_script("document.querySelector('.card').remove()")
+    page.window.execute_async_script(call, "heard", ["open", {}])
+    wait_for(lambda: page.state(video) == "Done", 3)
+
+
 def test_a_seed_beyond_what_a_number_of_javascript_holds(page: Page, http: httpx.Client) -> None:
     seed = 2**63 - 1  # the largest one; as a float it is 2**63
     page.small()

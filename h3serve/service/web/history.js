@@ -6,6 +6,7 @@ const list = document.getElementById("videos"), template = document.getElementBy
 const more = document.getElementById("more"), none = document.getElementById("none");
 const WORDS = { queued: "Waiting", in_progress: "Running", completed: "Done", failed: "Failed", cancelled: "Cancelled", expired: "Expired" };
 const STAGES = { start: "starting", denoise: "denoising", save: "saving" };
+const isWaiting = (video) => ["queued", "in_progress"].includes(video.status);
 let tell = () => {}, edit = () => {};
 
 export function start({ onProblem, onEdit }) {
@@ -36,6 +37,7 @@ export function show(video, atEnd = false) {
     bind(card);
   }
   none.hidden = true;
+  if (card.video && !isWaiting(card.video) && isWaiting(video)) return card; // a list from before its end
   card.video = video;
   draw(card);
   return card;
@@ -68,7 +70,7 @@ function fail(problem) {
 }
 
 function draw(card) {
-  const v = card.video, running = ["queued", "in_progress"].includes(v.status);
+  const v = card.video, running = isWaiting(v);
   card.dataset.state = v.status;
   card.querySelector(".state").textContent = v.cancel_requested && running ? "Cancelling" : WORDS[v.status] || v.status;
   card.querySelector(".detail").textContent = detail(v);
@@ -132,6 +134,7 @@ async function play(card, url) {
 
 // What the server tells of any of this key's videos, those on pages that are not loaded included.
 export function heard(name, data) {
+  if (name === "open") return refresh().catch(() => {});
   const card = list.querySelector(`[data-id="${data.id}"]`);
   if (name === "deleted") {
     if (card) drop(card);

@@ -3,7 +3,8 @@
 import { parse } from "./api.js";
 
 const PAUSE_MS = 2000;
-const streams = new Map(); // key -> {ports, stop}
+const OPEN = ["open", {}]; // from here on nothing is missed: a page looks at its list once more
+const streams = new Map(); // key -> {ports, stop, isOpen}
 
 self.onconnect = ({ ports: [port] }) => {
   port.onmessage = ({ data: { key } }) => {
@@ -13,8 +14,9 @@ self.onconnect = ({ ports: [port] }) => {
 };
 
 function join(port, key) {
-  const stream = streams.get(key) || { ports: new Set(), stop: new AbortController() };
+  const stream = streams.get(key) || { ports: new Set(), stop: new AbortController(), isOpen: false };
   stream.ports.add(port);
+  if (stream.isOpen) port.postMessage(OPEN);
   if (streams.has(key)) return;
   streams.set(key, stream);
   follow(key, stream);
@@ -28,11 +30,15 @@ function leave(port) {
   }
 }
 
-async function follow(key, { ports, stop }) {
-  while (!stop.signal.aborted) {
+async function follow(key, stream) {
+  while (!stream.stop.signal.aborted) {
     try {
-      for await (const event of events(key, stop.signal)) for (const port of ports) port.postMessage(event);
+      for await (const event of events(key, stream.stop.signal)) {
+        stream.isOpen = true;
+        for (const port of stream.ports) port.postMessage(event);
+      }
     } catch { /* the server went away, or the key is wrong: the page's own calls say which */ }
+    stream.isOpen = false;
     await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
   }
 }
@@ -42,10 +48,12 @@ async function* events(key, signal) {
   const reply = await fetch("/v1/videos/events", { signal, headers: key ? { Authorization: `Bearer ${key}` } : {} });
   if (!reply.ok) return;
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
+  let text = "", isOpen = false;
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
+    if (!isOpen) yield OPEN;
+    isOpen = true;
     text += value;
     const blocks = text.split("\n\n");
     text = blocks.pop();
