@@ -36,7 +36,7 @@ def main() -> None:
         for number, fault in enumerate(faults, 1):
             tests = tests_for(tree, fault.file)
             if options.list:
-                print(fault.what, *tests, sep="\n    ")
+                print(fault.what, *tests[0], "", *tests[1], sep="\n    ")
                 continue
             with plant(tree, fault):
                 outcome = run_tests(tree, tests, limit_s=options.limit_s)

@@ -41,45 +41,40 @@ def plant(tree: Path, fault: Fault) -> Iterator[None]:
         path.write_text(source)
 
 
-def tests_for(tree: Path, file: str) -> list[str]:
-    """Test files by nearness: named after the file, importing it, of the same folder, importing its importers."""
+def tests_for(tree: Path, file: str) -> tuple[list[str], list[str]]:
+    """Test files by nearness: named after the file or importing it; of the same folder or importing its importers."""
     tests = sorted(p for p in (tree / "tests").rglob("test_*.py") if "gpu" not in p.parts)
-    named = [p for p in tests if Path(file).stem in p.stem]
     module = file.removesuffix(".py").replace("/", ".")
-    importing = [p for p in tests if module in _imports(p)]
     folder = tree / "tests" / Path(*Path(file).parts[1:-1])
-    same = [p for p in tests if folder in p.parents]
     users = {_module(tree, p) for p in (tree / "h3serve").rglob("*.py") if module in _imports(p)}
-    further = [p for p in tests if users & _imports(p)]
-    near = dict.fromkeys([*named, *importing, *same, *further])
-    return [str(p.relative_to(tree)) for p in near]
+    named = [p for p in tests if folder in p.parents and Path(file).stem in p.stem]
+    near = list(dict.fromkeys([*named, *(p for p in tests if module in _imports(p))]))
+    further = [p for p in tests if p not in near and (folder in p.parents or users & _imports(p))]
+    first, then = ([str(p.relative_to(tree)) for p in group] for group in (near, further))
+    return first, then
 
 
-def run_tests(tree: Path, tests: list[str], *, limit_s: float) -> Outcome:
+def run_tests(tree: Path, groups: tuple[list[str], ...], *, limit_s: float) -> Outcome:
     """The first failing test ends the run."""
-    environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     began = time.monotonic()
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--timeout",
-        str(PER_TEST_S),
-        *tests,
-    ]
-    try:
-        done = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return Outcome("late", "", time.monotonic() - began)
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
-    verdict = "caught" if done.returncode else "survived"
-    return Outcome(verdict, failed[1] if failed else "", time.monotonic() - began)
+    for tests in filter(None, groups):
+        try:
+            done = _pytest(tree, tests, limit_s - (time.monotonic() - began))
+        except subprocess.TimeoutExpired:
+            return Outcome("late", "", time.monotonic() - began)
+        if done.returncode:
+            failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
+            return Outcome("caught", failed[1] if failed else "", time.monotonic() - began)
+    return Outcome("survived", "", time.monotonic() - began)
+
+
+def _pytest(tree: Path, tests: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--timeout", str(PER_TEST_S)]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
+    return subprocess.run(
+        command, cwd=tree, env=environment, capture_output=True, text=True, timeout=max(1.0, limit_s), check=False
+    )
 
 
 def _module(tree: Path, path: Path) -> str:
