@@ -1,4 +1,4 @@
-"""Plants one fault in a copy of the tree and runs the tests that are likely to notice it."""
+"""The tests that are likely to notice a fault in a file, and a run of them that ends with the first failure."""
 
 from __future__ import annotations
 
@@ -8,41 +8,24 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.code_faults.faults import Fault
-
 PER_TEST_S = 120
+FIRST_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tests made of a fault: `caught`, `survived`, or `late` where the limit ended a run."""
+    """`caught`, `survived`, or `late` where the limit ended a run; the first test that failed."""
 
     verdict: str
     noticed_by: str
     seconds: float
 
 
-@contextmanager
-def plant(tree: Path, fault: Fault) -> Iterator[None]:
-    """The fault is in the tree while the block lasts. ValueError if its text is not there exactly once."""
-    path = tree / fault.file
-    source = path.read_text()
-    if source.count(fault.old) != 1:
-        raise ValueError(f"{fault.file}: {fault.old!r} occurs {source.count(fault.old)} times ({fault.what})")
-    path.write_text(source.replace(fault.old, fault.new))
-    try:
-        yield
-    finally:
-        path.write_text(source)
-
-
 def tests_for(tree: Path, file: str) -> tuple[list[str], list[str]]:
-    """Test files by nearness: named after the file or importing it; of the same folder or importing its importers."""
+    """Test files named after the file or importing it; those of its folder, or that import its importers."""
     tests = sorted(p for p in (tree / "tests").rglob("test_*.py") if "gpu" not in p.parts)
     module = file.removesuffix(".py").replace("/", ".")
     folder = tree / "tests" / Path(*Path(file).parts[1:-1])
@@ -55,7 +38,7 @@ def tests_for(tree: Path, file: str) -> tuple[list[str], list[str]]:
 
 
 def run_tests(tree: Path, groups: tuple[list[str], ...], *, limit_s: float) -> Outcome:
-    """The first failing test ends the run."""
+    """The verdict of the groups, one after another, on the tree as it is."""
     began = time.monotonic()
     for tests in filter(None, groups):
         try:
@@ -63,8 +46,8 @@ def run_tests(tree: Path, groups: tuple[list[str], ...], *, limit_s: float) -> O
         except subprocess.TimeoutExpired:
             return Outcome("late", "", time.monotonic() - began)
         if done.returncode:
-            failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
-            return Outcome("caught", failed[1] if failed else "", time.monotonic() - began)
+            failed = FIRST_FAILED.search(done.stdout)
+            return Outcome("caught", failed[1] if failed else "at import", time.monotonic() - began)
     return Outcome("survived", "", time.monotonic() - began)
 
 
