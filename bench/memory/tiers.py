@@ -22,7 +22,7 @@ from h3serve.models.modulation import Modulation
 from h3serve.pipeline.schedule import default_times
 from h3serve.runtime import buffers
 from h3serve.runtime.adaln import AdaLN
-from h3serve.runtime.identity import maker_of
+from h3serve.runtime.identity import Identities, maker_of
 from h3serve.runtime.keys import TableShape
 from h3serve.runtime.pages import PageCache
 from h3serve.runtime.rebuild import Projections
@@ -55,7 +55,13 @@ class _Tiers:
 
     def make(self, *, pages: int, sidecars: Path | None = None) -> AdaLN:
         shape, device, dtype = self.shape, self.run.device, self.run.dtype
-        origin = Origin("fl2va", self.projections.identity(), maker_of(device), shape, dtype)
+        origin = Origin(
+            "fl2va",
+            Identities(None).of(self.projections.index, self.projections.sources),
+            maker_of(device),
+            shape,
+            dtype,
+        )
         return AdaLN(
             self.denoiser.modulation,
             self.projections,

@@ -91,17 +91,18 @@ def replacing(target: str | Path) -> Iterator[Path]:
     After any exception (cancellation and Ctrl-C included) nothing of it remains and an older
     `target` is untouched. Raises OutputError for a failing disk.
     """
-    final = Path(target).absolute()
-    handle, name = tempfile.mkstemp(prefix=f".{final.name[:80]}.", suffix=".part", dir=final.parent)
-    os.close(handle)
-    part = Path(name)
+    final, part = Path(target).absolute(), None
     try:
+        handle, name = tempfile.mkstemp(prefix=f".{final.name[:80]}.", suffix=".part", dir=final.parent)
+        part = Path(name)
+        os.close(handle)
         yield part
         _publish(part, final)
     except OSError as error:
         raise OutputError(f"{final.name} could not be written: {error.strerror}") from error
     finally:
-        _remove(part)
+        if part is not None:
+            _remove(part)
 
 
 def _publish(part: Path, final: Path) -> None:

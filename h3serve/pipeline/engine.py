@@ -29,7 +29,7 @@ from h3serve.models.video_vae_memory import tiles_of
 from h3serve.pipeline.schedule import default_times
 from h3serve.runtime.adaln import AdaLN
 from h3serve.runtime.encodings import EncodingCache, folder_for
-from h3serve.runtime.identity import maker_of
+from h3serve.runtime.identity import identities_in, maker_of
 from h3serve.runtime.loading import How, build_tiers, place
 from h3serve.runtime.machine import has_float8_units, make_current
 from h3serve.runtime.meters import PeakMeter
@@ -235,7 +235,11 @@ def _encodings(settings: EngineSettings, opened: Opened, share: Share, *, made: 
         raise RequestError("encodings_cache", str(base), f"a folder that can be written ({error.strerror})") from None
     weights = [opened[name].index for name in ENCODERS]
     how = (*made, settings.quality, settings.float8, share.divided.get("text_encoder", 1))
-    return EncodingCache(folder=folder_for(base, weights, *how), writes=share.is_first, agree=share.all_have)
+    return EncodingCache(
+        folder=folder_for(base, weights, identities_in(cache_folder(settings.cache)), *how),
+        writes=share.is_first,
+        agree=share.all_have,
+    )
 
 
 def locate_model(settings: EngineSettings, partition: Partition) -> ModelFolder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -65,7 +65,8 @@ def host_buffer(num_bytes: int, *, pinned: bool, dtype: torch.dtype = torch.uint
     with torch.inference_mode(False):
         memory = mmap.mmap(-1, max(1, num_bytes))
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
+            with suppress(OSError):  # a kernel without huge pages: small ones do
+                memory.madvise(mmap.MADV_HUGEPAGE)
         buffer = torch.frombuffer(memory, dtype=torch.uint8, count=max(1, num_bytes))[:num_bytes]
         if pinned and num_bytes:
             _pin(memory, buffer.data_ptr(), num_bytes)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from h3serve.runtime.identity import identity_of
+from h3serve.runtime.identity import Identities
 from h3serve.weights.index import TensorIndex
 
 log = logging.getLogger(__name__)
@@ -43,14 +43,14 @@ def digest_of(kind: str, *contents: Content) -> str:
     return digest.hexdigest()
 
 
-def folder_for(base: Path, weights: Iterable[TensorIndex], *made: object) -> Path:
+def folder_for(base: Path, weights: Iterable[TensorIndex], identities: Identities, *made: object) -> Path:
     """Where below `base` the encodings by these weights are, `made` by this device, library, dtype, ...
 
-    Of each stored tensor some pieces are read.
+    Every byte of the weights counts, those that no network uses as well.
     """
     digest = hashlib.blake2b(repr(made).encode(), digest_size=8)
     for index in weights:
-        digest.update(identity_of(index, index.tensors).encode())
+        digest.update(identities.of(index, index.tensors).encode())
     return base / digest.hexdigest()
 
 
@@ -137,14 +137,12 @@ class EncodingCache:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix=".encoding-", dir=self._folder)
-            os.close(handle)
-            try:
-                whole = {key: value.contiguous() for key, value in tensors.items()}
-                save_file(whole, temporary, {"checksum": _checksum(whole)})
-                Path(temporary).replace(self._folder / f"{name}.safetensors")
-            finally:
-                Path(temporary).unlink(missing_ok=True)
+            whole = {key: value.contiguous() for key, value in tensors.items()}
+            with tempfile.TemporaryDirectory(prefix=".encoding-", dir=self._folder) as scratch:
+                file = Path(scratch) / f"{name}.safetensors"
+                save_file(whole, file, {"checksum": _checksum(whole)})
+                file.chmod(0o600)  # what was asked for is nobody else's affair
+                file.replace(self._folder / file.name)
             self._trim()
         except (OSError, SafetensorError) as error:  # a full disk costs time, not the request
             log.warning("an encoding could not be kept on disk: %s", error)

@@ -20,7 +20,7 @@ from h3serve.core.tasks import Partition
 from h3serve.models.denoiser import Denoiser
 from h3serve.models.text_encoder import TextEncoder
 from h3serve.runtime.adaln import AdaLN
-from h3serve.runtime.identity import maker_of
+from h3serve.runtime.identity import identities_in, maker_of
 from h3serve.runtime.keys import TableShape
 from h3serve.runtime.machine import host_memory
 from h3serve.runtime.pages import PageCache, page_count
@@ -177,7 +177,7 @@ def open_sidecars(
     """The folder of these projections' tables; None where they are not worth a file."""
     if projections.num_bytes < SMALL:
         return None
-    identity = projections.identity()
+    identity = identities_in(cache).of(projections.index, projections.sources)
     origin = Origin(partition, identity, maker_of(device), shape, projections.dtype)
     return SidecarFolder(cache / "adaln" / f"{partition}-{identity[:12]}", origin, limit_bytes=SIDECAR_BYTES)
 

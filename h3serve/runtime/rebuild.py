@@ -14,7 +14,6 @@ from torch import nn
 
 from h3serve.models.keymap import Entry, KeyMap
 from h3serve.models.modulation import ModulationNetwork, Modulator
-from h3serve.runtime.identity import identity_of
 from h3serve.runtime.keys import Key, timesteps_of
 from h3serve.runtime.store import FileStore
 from h3serve.runtime.streamed import Courier, Streamed
@@ -32,10 +31,11 @@ class Projections:
     key_map: KeyMap  # of the whole denoiser
     dtype: torch.dtype  # what they compute in
 
-    def identity(self) -> str:
-        """A digest of all weights that modulation depends on."""
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """All stored tensors that modulation depends on."""
         ours = [entry for entry in self.key_map.entries if entry.target.startswith(PREFIX)]
-        return identity_of(self.index, [source for entry in ours for source in entry.sources])
+        return tuple(source for entry in ours for source in entry.sources)
 
     @property
     def num_bytes(self) -> int:

@@ -140,13 +140,10 @@ class SidecarFolder:
         """A file with these keys, whole or not at all; `fill` writes a key's pages."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{schedule_digest(keys)}.safetensors"
-        handle, name = tempfile.mkstemp(prefix=".adaln-", dir=self.folder)
-        os.close(handle)
-        try:
-            save_file(_tensors(distinct(keys), self.origin, fill), name, self.origin.metadata)
-            Path(name).replace(path)
-        finally:
-            Path(name).unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".adaln-", dir=self.folder) as scratch:
+            whole = Path(scratch) / path.name
+            save_file(_tensors(distinct(keys), self.origin, fill), whole, self.origin.metadata)
+            whole.replace(path)
         self._trim(keep=path)
         return path
 

@@ -26,15 +26,15 @@ class RawReader:
     def read(self, wanted: Iterable[tuple[TensorInfo, torch.Tensor]]) -> int:
         """Fill every (stored tensor, uint8 [num_bytes] on the host); returns the bytes read.
 
-        CheckpointError for a file that has become shorter than its header.
+        CheckpointError for a file that cannot be read, or has become shorter than its header.
         """
         pieces = [
             (stored, target, at, min(PIECE, stored.num_bytes - at))
             for stored, target in wanted
             for at in range(0, stored.num_bytes, PIECE)
         ]
-        for stored in {piece[0].file: piece[0] for piece in pieces}.values():
-            self._open(stored.file)
+        for file in {stored.file for stored, *_ in pieces}:
+            self._open(file)
         return sum(self._pool.map(lambda piece: self._read_piece(*piece), pieces))
 
     def close(self) -> None:
@@ -47,7 +47,10 @@ class RawReader:
     def _open(self, file: Path) -> None:
         if file in self._files:
             return
-        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            descriptor = os.open(file, os.O_RDONLY)
+        except OSError as error:
+            raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
         header = int.from_bytes(os.pread(descriptor, 8, 0), "little")
         self._files[file] = (descriptor, 8 + header)
 
@@ -56,7 +59,10 @@ class RawReader:
         memory = target.numpy().data[at : at + count]
         done = 0
         while done < count:
-            got = os.preadv(descriptor, [memory[done:]], data + stored.start + at + done)
+            try:
+                got = os.preadv(descriptor, [memory[done:]], data + stored.start + at + done)
+            except OSError as error:
+                raise CheckpointError(f"{stored.file} cannot be read: {error.strerror}") from None
             if got == 0:
                 raise CheckpointError(f"{stored.file} ends inside {stored.name}: it was cut off while in use")
             done += got

@@ -10,7 +10,7 @@ from PIL import Image
 
 from h3serve.core.errors import OutputError, RequestError
 from h3serve.media import files
-from h3serve.media.files import check_output, save_frames, save_npz, save_wav
+from h3serve.media.files import check_output, replacing, save_frames, save_npz, save_wav
 
 RNG = np.random.default_rng(5)
 WAVE = RNG.uniform(-1, 1, (2, 1000)).astype(np.float32)
@@ -111,3 +111,12 @@ def test_older_file_survives_a_failure(tmp_path: Path) -> None:
     with pytest.raises(OutputError):
         save_wav(tmp_path / "a.wav", WAVE[:1])
     assert (tmp_path / "a.wav").read_bytes() == b"old"
+
+
+def test_a_folder_that_went_away(tmp_path: Path) -> None:
+    """The temporary file is the first thing that fails, and is one sentence too."""
+    with (
+        pytest.raises(OutputError, match="a.mp4 could not be written: No such file"),
+        replacing(tmp_path / "no" / "a.mp4"),
+    ):
+        pytest.fail("there is nothing to write to")

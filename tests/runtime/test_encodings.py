@@ -10,7 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from h3serve.runtime.encodings import EncodingCache, Tensors, digest_of, folder_for
+from h3serve.runtime.identity import Identities
 from h3serve.weights.index import read_index
+
+IDENTITIES = Identities(None)
 
 
 class Maker:
@@ -99,12 +102,12 @@ def test_each_set_of_weights_has_a_folder_of_its_own(tmp_path: Path) -> None:
         save_file({"weight": torch.full((3,), value)}, tmp_path / name / "model.safetensors")
     one, two = (read_index(tmp_path / name) for name in ("one", "two"))
     folders = [
-        folder_for(tmp_path, [one, two], "cpu"),
-        folder_for(tmp_path, [two, one], "cpu"),
-        folder_for(tmp_path, [one, two], "cuda"),
-        folder_for(tmp_path, [one, one], "cpu"),
+        folder_for(tmp_path, [one, two], IDENTITIES, "cpu"),
+        folder_for(tmp_path, [two, one], IDENTITIES, "cpu"),
+        folder_for(tmp_path, [one, two], IDENTITIES, "cuda"),
+        folder_for(tmp_path, [one, one], IDENTITIES, "cpu"),
     ]
-    assert len(set(folders)) == 4 and folders[0] == folder_for(tmp_path, [one, two], "cpu")
+    assert len(set(folders)) == 4 and folders[0] == folder_for(tmp_path, [one, two], IDENTITIES, "cpu")
 
 
 def test_clear(tmp_path: Path) -> None:

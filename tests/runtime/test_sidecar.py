@@ -11,10 +11,8 @@ import torch
 from safetensors import safe_open
 
 from h3serve.core.errors import CheckpointError
-from h3serve.runtime.identity import identity_of
 from h3serve.runtime.keys import Key, Pages, TableShape, key_of
 from h3serve.runtime.sidecar import Origin, SidecarFolder, read_sidecar
-from tests.runtime.stores import tiny_index, write_tiny
 
 SHAPE = TableShape(layers=2, hidden=4)
 ORIGIN = Origin("fl2va", "0" * 32, "cpu test, torch 0", SHAPE, torch.bfloat16)
@@ -128,11 +126,3 @@ def test_the_least_recently_used_files_make_room(tmp_path: Path) -> None:
     size = first.stat().st_size
     third = folder(tmp_path, limit=2 * size).write([key(0.3)], fill)
     assert first.exists() and third.exists() and not second.exists()
-
-
-def test_identity_follows_the_bytes(tmp_path: Path) -> None:
-    write_tiny(tmp_path / "a", seed=1), write_tiny(tmp_path / "b", seed=2), write_tiny(tmp_path / "c", seed=1)
-    names = [name for name in tiny_index(tmp_path / "a").tensors if "adaln_proj" in name]
-    one, other, again = (identity_of(tiny_index(tmp_path / name), names) for name in "abc")
-    assert one == again != other
-    assert one != identity_of(tiny_index(tmp_path / "a"), names[1:])

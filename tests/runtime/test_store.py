@@ -1,5 +1,7 @@
 """Groups come to the device as the strict loader would have put them, whatever the layout."""
 
+import errno
+import mmap
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from h3serve.core.errors import CheckpointError
 from h3serve.models.keymap import Layout
 from h3serve.runtime.buffers import ALIGN, Flat, host_buffer
 from h3serve.runtime.store import FileStore, HostStore
+from h3serve.weights.rawread import RawReader
 from tests.runtime.stores import block_groups, shapes, tiny_index, write_tiny
 
 CPU = torch.device("cpu")
@@ -71,3 +74,21 @@ def test_flat_places_are_aligned_and_apart() -> None:
         assert place.offset % ALIGN == 0
     views["a"].fill_(1), views["c"].fill_(3)
     assert not views["b"].any() and views["a"].shape == (3, 5)
+
+
+def test_a_kernel_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Small(mmap.mmap):
+        def madvise(self, *_: object) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Small)
+    buffer = host_buffer(5000, pinned=False)
+    assert buffer.fill_(7).sum() == 35_000
+
+
+def test_a_weight_file_that_is_gone(tmp_path: Path) -> None:
+    write_tiny(tmp_path)
+    tensor = next(iter(tiny_index(tmp_path).tensors.values()))
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+        RawReader(1).read([(tensor, torch.empty(tensor.num_bytes, dtype=torch.uint8))])

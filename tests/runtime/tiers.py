@@ -10,6 +10,7 @@ from h3serve.models import denoiser
 from h3serve.models.keymap import Layout
 from h3serve.models.modulation import ModulationNetwork
 from h3serve.runtime.adaln import AdaLN
+from h3serve.runtime.identity import Identities
 from h3serve.runtime.keys import TableShape
 from h3serve.runtime.pages import PageCache
 from h3serve.runtime.rebuild import Projections, projections_of
@@ -62,7 +63,7 @@ def tiers(
 ) -> AdaLN:
     dtype = made.transformer.compute_dtype
     projections = Projections(tiny_index(folder), denoiser.key_map(TINY, layout), dtype)
-    origin = Origin("fl2va", projections.identity(), "test", SHAPE, dtype)
+    origin = Origin("fl2va", Identities(None).of(projections.index, projections.sources), "test", SHAPE, dtype)
     return AdaLN(
         without_projections(made),
         projections,
