@@ -75,7 +75,13 @@ class AudioVAEConfig:
     def _check(self) -> None:
         channels = self.latent_channels
         pairs = list(zip(self.decoder_kernel_sizes, self.decoder_rates, strict=False))
+        sizes = (self.encoder_dim, self.latent_dim, self.num_attention_heads, self.decoder_dim, self.sampling_rate)
         rules = {
+            "every size is a whole number above 0": all(
+                type(size) is int and size > 0 for size in (*sizes, channels, *self.encoder_rates, *self.decoder_rates)
+            ),
+            "latents_mean is finite, and latents_std above 0": all(map(math.isfinite, self.latents_mean))
+            and all(0 < deviation < math.inf for deviation in self.latents_std),
             f"latents_mean and latents_std hold {channels} numbers": len(self.latents_mean)
             == len(self.latents_std)
             == channels,

@@ -18,7 +18,9 @@ from h3serve.weights.demo import write_demo_checkpoint
 from h3serve.weights.index import read_index
 from h3serve.weights.layout import ModelFolder, open_folder
 from h3serve.weights.load import EntryReader
+from h3serve.weights.opened import open_component
 from tests.checkpoints import write_old_and_new
+from tests.weights.faults import rewrite
 
 TARGET = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
 REQUEST: dict[str, Any] = {"task": "t2va", "prompt": "rain", "target": TARGET, "num_inference_steps": 2, "seed": 3}
@@ -72,12 +74,26 @@ def refusals(new: ModelFolder, tmp_path: Path) -> dict[str, Any]:
         shard.write_bytes(shard.read_bytes()[:-100])
         update.from_disk(open_folder(folder))
 
+    def scaled(update: Updates) -> None:
+        folder = tmp_path / "scaled"
+        write_demo_checkpoint(folder, seed=7)
+        name = "blocks.0.mlp.fc2.weight_scale"
+        rewrite(folder / "FL2VA" / "transformer", lambda held: held.update({name: torch.ones(1)}))
+        with pytest.raises(CheckpointError) as loading:
+            open_component(open_folder(folder), "transformer", "fl2va")
+        try:
+            update.from_disk(open_folder(folder))
+        except CheckpointError as error:
+            assert str(error) == str(loading.value), "an update says what a load says"
+            raise
+
     gain = {"transformer.final_layer.norm.weight": torch.ones(64)}
     embed = {"modulation.time_embedder.proj_in.bias": torch.ones(64)}
     projection = {"modulation.blocks.0.adaln_proj.linear.bias": torch.ones(18 * 64)}
     adapter = {"transformer.blocks.0.attn.out_proj.lora_A.weight": torch.ones(4, 64)}
     return {
         "a torn file": torn,
+        "scales without a format": scaled,
         "tensors without a source": lambda u: u.from_tensors(gain, None),
         "an unknown name": lambda u: u.from_tensors({"transformer.nothing": torch.ones(1)}, new),
         "a wrong shape": lambda u: u.from_tensors({next(iter(gain)): torch.ones(3)}, new),

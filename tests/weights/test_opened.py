@@ -259,6 +259,8 @@ def test_a_text_encoder_without_its_unused_layers(copy: Path) -> None:
         ("video_vae", "source/config.json", {"ch": "four"}, "config"),
         ("video_vae", "source/config.json", {"norm_num_groups": 3}, "no network has the config's sizes"),
         ("audio_vae", "config.json", {"sample_rate": 48000}, "sample_rate is 48000, and elsewhere 32000"),
+        ("audio_vae", "config.json", {"latents_std": [0.0] * 32}, "latents_std above 0"),
+        ("audio_vae", "config.json", {"latents_mean": [float("nan")] * 32}, "latents_mean is finite"),
         ("audio_vae", "metadata.json", {"metadata": {"kwargs": {"vae_latent_channels": 16}}}, "config"),
         ("video_vae", "config.json", {"latent_channels": 16}, "latent_channels is 16"),
         ("video_vae", "source/config.json", {"vae_ratio": 8}, "vae_ratio is 8, other sizes make it 16"),
