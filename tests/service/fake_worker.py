@@ -123,6 +123,8 @@ def build(settings: Json) -> FakeEngine:
         os._exit(3)
     if how == "load breaks":
         raise KeyError("transformer")
+    for _ in range(1100 if how == "many files" else 0):
+        os.open(os.devnull, os.O_RDONLY)
     if how == "load slow":
         time.sleep(600)
     return FakeEngine(settings)

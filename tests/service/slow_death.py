@@ -2,20 +2,22 @@
 
 import subprocess
 import time
+from collections.abc import Callable
 from typing import Any
 
 
 class SlowDeath(subprocess.Popen[bytes]):
-    """Seems to live for `seconds` after its end."""
+    """Seems to live for some seconds after its end."""
 
-    seconds = 0.5
+    draw: Callable[[], float]
     _ended_at: float | None = None
 
     def poll(self) -> int | None:
         if super().poll() is None:
             return None
-        self._ended_at = self._ended_at or time.monotonic()
-        return self.returncode if time.monotonic() - self._ended_at > self.seconds else None
+        if self._ended_at is None:
+            self._ended_at = time.monotonic() + type(self).draw()
+        return self.returncode if time.monotonic() > self._ended_at else None
 
     def wait(self, timeout: float | None = None) -> int:
         until = None if timeout is None else time.monotonic() + timeout
@@ -26,6 +28,6 @@ class SlowDeath(subprocess.Popen[bytes]):
         return code
 
 
-def slowly(seconds: float) -> type[Any]:
-    """`SlowDeath` of that many seconds."""
-    return type("SlowDeath", (SlowDeath,), {"seconds": seconds})
+def slowly(seconds: Callable[[], float]) -> type[Any]:
+    """`SlowDeath` of `seconds()`, drawn for each process."""
+    return type("SlowDeath", (SlowDeath,), {"draw": staticmethod(seconds)})

@@ -56,7 +56,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch, process: type[Any]) -> None:
 
 
 def test_a_worker_that_is_slow_to_end_is_replaced_once_it_has(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    impatient(monkeypatch, slowly(0.7))
+    impatient(monkeypatch, slowly(lambda: 0.7))
     service = make()
     slot, pids = service.supervisor.slots[0], list[int]()
     monkeypatch.setattr(process_module.WorkerProcess, "__init__", _noting(pids))
@@ -78,7 +78,7 @@ def _noting(pids: list[int]) -> Callable[..., None]:
 
 
 def test_a_worker_that_never_ends_is_left_behind(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    impatient(monkeypatch, slowly(1e9))
+    impatient(monkeypatch, slowly(lambda: 1e9))
     service = make(rules=WorkerRules(beat_s=0.1, exit_s=0.2, restart_s=0.01))
     assert service.wait(service.submit("die once")).state is State.COMPLETED
     began = time.monotonic()
@@ -88,7 +88,7 @@ def test_a_worker_that_never_ends_is_left_behind(make: Make, monkeypatch: pytest
 
 def test_its_words_say_that_it_did_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_module, "_REAP_S", 0.05)
-    monkeypatch.setattr(subprocess, "Popen", slowly(0.5))
+    monkeypatch.setattr(subprocess, "Popen", slowly(lambda: 0.5))
     worker = WorkerProcess(Load({"model": "load slow", "partition": "fl2va"}), FAKE)
     assert "had not ended 0.05 s later" in worker.end()
     assert not worker.is_gone
