@@ -23,7 +23,7 @@ from h3serve.service.metrics import Metrics
 from h3serve.service.moves import State
 from h3serve.service.process import WorkerProcess
 from h3serve.service.settings import WorkerRules
-from h3serve.service.slot import Slot
+from h3serve.service.slot import Slot, SlotState
 from h3serve.service.store import JobStore
 from h3serve.service.watchdog import Watchdog, WorkerLost
 from tests.service.make import put, take, whole_attempt
@@ -115,12 +115,28 @@ def test_a_worker_that_hangs_up_before_it_is_told_anything_is_replaced(
     assert slot.is_alive() and slot.restarts == 4
 
 
+def test_a_worker_that_has_ended_before_it_was_told_anything_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = subprocess.Popen
+
+    def ended(command: Any, **more: Any) -> Any:
+        started = begin(["false"], **more)
+        started.wait()
+        return started
+
+    monkeypatch.setattr(subprocess, "Popen", ended)
+    worker = WorkerProcess(Load({"model": "fake"}), FAKE)
+    with pytest.raises(WorkerLost, match="exited with code 1"):
+        Watchdog(worker, RULES).receive(5)
+
+
 def test_no_descriptor_is_left_of_workers_that_could_not_be_started() -> None:
     before = resource_count()
+    caught = []
     for _ in range(5):
-        with pytest.raises(OSError, match="no such"):
-            WorkerProcess(Load({}), ("/no such/program",))
-    assert resource_count() == before
+        with pytest.raises(OSError, match="/no/such") as error:
+            WorkerProcess(Load({}), ("/no/such/program",))
+        caught.append(error)  # what is on its stack stays
+    assert resource_count() == before and len(caught) == 5
 
 
 def resource_count() -> int:
@@ -136,6 +152,7 @@ def test_a_dead_slot_is_not_ready_and_is_replaced_when_workers_are_counted(
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     monkeypatch.setattr(dying.ledger, "claim", _ending_the_thread(dying, dying.ledger.claim))
     until(lambda: not dying.is_alive())
+    dying.state = SlotState.IDLE  # whatever it said last
     assert not supervisor.is_ready and not dying.is_ready
     supervisor.scale(2)
     assert dying not in supervisor.slots and healthy in supervisor.slots and len(supervisor.slots) == 2
