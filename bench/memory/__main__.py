@@ -1,4 +1,5 @@
-"""Memory at the released sizes, random weights: AdaLN tiers, peaks against the plan, mixed requests, a 24 GiB cap.
+"""Memory at the released sizes, random weights: AdaLN tiers, peaks against the plan, with reference videos too, mixed
+requests, a 24 GiB cap.
 
     python -m bench.memory OUT [--only stream mixed] [--limit 260] [--cap-gib 24] [--tiny]
 
@@ -18,6 +19,7 @@ import torch
 
 from bench.memory.mixed import mixed_part
 from bench.memory.peaks import peaks_part
+from bench.memory.references import references_part
 from bench.memory.run import Results, Run
 from bench.memory.stream import free_all, stream_part
 from bench.memory.tiers import tiers_part
@@ -26,6 +28,7 @@ PARTS: dict[str, Callable[[Run, Results], None]] = {
     "adaln": tiers_part,
     "peaks": peaks_part,
     "mixed": mixed_part,
+    "references": references_part,
     "stream": stream_part,
 }
 

@@ -22,7 +22,7 @@ def peaks_part(run: Run, found: Results) -> None:
         meter = PeakMeter(run.device)
         meter.load_done()
         result = Generator(replace(engine, peaks=meter)).generate(body(run, edge, seconds, 1, keyframe=True))
-        work = work_of(result.plan, tiles=tiles_of(engine.video_vae), value_bytes=run.dtype.itemsize)
+        work = work_of(result.plan, tiles=tiles_of(engine.video_vae))
         guess = choose("resident", RELEASED_SIZES, work, Machine(*(1000 * GIB,) * 4))
         found[f"{edge} {seconds:g} s"] = {
             "rows": result.plan.rows,

@@ -90,7 +90,7 @@ def stream_part(run: Run, found: Results, *, cap_gib: float) -> None:
             found["held_before_gib"] = round(torch.cuda.memory_allocated() / GIB, 2)
             total = torch.cuda.get_device_properties(run.device).total_memory
             torch.cuda.set_per_process_memory_fraction(cap / total)
-        choice = chosen(run, resident.plan, engine, cap)
+        choice = chosen(resident.plan, engine, cap)
         found["choice"] = choice.lines()
         capped.until_done(choice.resident_blocks, found)
     finally:
@@ -98,9 +98,9 @@ def stream_part(run: Run, found: Results, *, cap_gib: float) -> None:
             torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def chosen(run: Run, plan: Plan, engine: Engine, cap: int) -> Choice:
+def chosen(plan: Plan, engine: Engine, cap: int) -> Choice:
     """What `--residency stream` makes of an empty card of that size."""
-    work = work_of(plan, tiles=tiles_of(engine.video_vae), value_bytes=run.dtype.itemsize)
+    work = work_of(plan, tiles=tiles_of(engine.video_vae))
     return choose("stream", RELEASED_SIZES, work, Machine(cap, cap, 200 * GIB, 200 * GIB))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,11 +12,13 @@ import typer
 from h3serve.cli import flags
 from h3serve.cli.body import build_request, read_body
 from h3serve.cli.console import say
+from h3serve.core.geometry import RELEASED_SIZES, SizeRules
 from h3serve.core.settings import is_float8
+from h3serve.core.tasks import PARTITION_OF, Partition
 
 if TYPE_CHECKING:
-    from h3serve.core.plan import Plan
-    from h3serve.runtime.residency import Choice
+    from h3serve.runtime.machine import Machine
+    from h3serve.runtime.sizes import Held
 
 
 def plan(
@@ -45,51 +48,71 @@ def plan(
     keyframes = {0: first_frame, -1: last_frame}
     request = build_request(read_body(request_file), fields, keyframes=keyframes, references=reference or [])
     from h3serve.pipeline.ingest import Ingest
+    from h3serve.runtime.sizes import choose_on, released
 
     float8 = is_float8("lossless", quantize)
-    ingest = Ingest()
+    machine = _machine(device_gib, host_gib)
+    rules, held = RELEASED_SIZES, released(float8=float8)
     if model is not None:
-        from h3serve.core.tasks import PARTITION_OF
-        from h3serve.weights.locate import locate
-        from h3serve.weights.opened import open_checkpoint
-        from h3serve.weights.size_rules import read_size_rules
-
-        partition = PARTITION_OF[request.task]
-        folder = locate(model, partition, cache=cache)
-        open_checkpoint(folder, partition)  # what is planned is refused where it would not be generated
-        ingest = Ingest(read_size_rules(folder.partition(partition).folder))
-    resolved = ingest.plan(request)
-    shown = resolved.describe()
-    choice = None if model is not None else _placement(resolved, residency, float8, device_gib, host_gib)
-    if choice is not None:
-        shown["placement"] = choice.describe()
+        rules, held = _checkpoint(model, PARTITION_OF[request.task], cache, on_gpu=machine is not None, float8=float8)
+    resolved = Ingest(rules, held.model).plan(request)
+    shown, lines = resolved.describe(), []
+    if machine is not None:
+        fused = device_gib is None and _fuses_here(held)
+        choice = choose_on(machine, residency, resolved, held, fused=fused, float8=float8)
+        shown["placement"], lines = choice.describe(), choice.lines()
     if as_json:
         say(json.dumps(shown, indent=2))
         return
-    for line in [*_lines(shown), *(choice.lines() if choice else [])]:
+    for line in [*_lines(shown, "bfloat16" if held.model.value_bytes == 2 else "float32"), *lines]:
         say(line)
 
 
-def _placement(
-    resolved: Plan, residency: str, float8: bool, device_gib: float | None, host_gib: float | None
-) -> Choice | None:
-    """Where the released weights would live, on the machine that was described or on this one's GPU."""
+def _checkpoint(
+    model: str, partition: Partition, cache: Path | None, *, on_gpu: bool, float8: bool
+) -> tuple[SizeRules, Held]:
+    """Size rules and sizes of a checkpoint, as they would be here: float32 on a CPU.
+
+    CheckpointError where it would not be loaded either.
+    """
+    import torch
+
+    from h3serve.runtime.sizes import held_as
+    from h3serve.weights.locate import locate
+    from h3serve.weights.opened import open_checkpoint
+    from h3serve.weights.size_rules import read_size_rules
+
+    folder = locate(model, partition, cache=cache)
+    held = held_as(
+        {partition: open_checkpoint(folder, partition)}, torch.bfloat16 if on_gpu else torch.float32, float8=float8
+    )
+    return read_size_rules(folder.partition(partition).folder), held
+
+
+def _machine(device_gib: float | None, host_gib: float | None) -> Machine | None:
+    """The machine that was described, or this one if it has a GPU."""
     import torch
 
     from h3serve.runtime.machine import Machine, host_memory, measure
-    from h3serve.runtime.sizes import choose_released
 
     if device_gib is None and not torch.cuda.is_available():
         return None
     total, free = (int(host_gib * 2**30),) * 2 if host_gib is not None else host_memory()
     if device_gib is not None:
-        machine = Machine(int(device_gib * 2**30), int(device_gib * 2**30), total, free)
-    else:
-        machine = replace(measure(torch.device("cuda")), host_bytes=total, host_free=free)
-    return choose_released(residency, resolved, machine, float8=float8)
+        return Machine(int(device_gib * 2**30), int(device_gib * 2**30), total, free)
+    return replace(measure(torch.device("cuda")), host_bytes=total, host_free=free)
 
 
-def _lines(shown: dict[str, Any]) -> list[str]:
+def _fuses_here(held: Held) -> bool:
+    """Whether this machine's GPU encodes with our kernels; of one that is only described nobody knows."""
+    import torch
+
+    from h3serve.models.tiers import fuses_encoder
+
+    return fuses_encoder(held.video_vae, "lossless", torch.device("cuda"))
+
+
+def _lines(shown: dict[str, Any], dtype: str) -> list[str]:
     rows = shown["rows"]
     about = "" if rows["text_is_exact"] else "about "
     return [
@@ -107,5 +130,5 @@ def _lines(shown: dict[str, Any]) -> list[str]:
             + ", ".join(f"{value:.0f} s" for value in shown["denoise_seconds"][device].values())
             for device, tiers in shown["request_seconds"].items()
         ),
-        f"memory      {about}{shown['peak_gib']} GiB while denoising, the transformer alone on the device, in bfloat16",
+        f"memory      {about}{shown['peak_gib']} GiB while denoising, the transformer alone on the device, in {dtype}",
     ]

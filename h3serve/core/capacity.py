@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from h3serve.core.cost import GIB, modulation_bytes, step_bytes, text_bytes
 from h3serve.core.errors import CapacityError
-from h3serve.core.geometry import Size, tiles_along
+from h3serve.core.geometry import LATENT_CHANNELS, PIXELS_PER_LATENT, Size, tiles_along
 from h3serve.core.plan import Plan
 from h3serve.core.segments import Segment
 
@@ -17,8 +17,9 @@ SLOTS = 100  # of a modulation slab to begin with: the default schedule has 99 t
 WINDOW_FRAMES = 28  # raw frames of one window of the video VAE, float32
 WINDOW_COPIES = 6  # of a whole window, while its tiles are faded into each other: 5.4 to 5.8 seen
 TILE, OVERLAP = 256, 64  # pixels along each side of the video VAE's tiles
-CHUNK_FRAMES = 17  # of a clip that are encoded at once; a picture is one frame, and 17 times as many tiles go through
-PICTURE_SHARE = 1 / 14  # of the bytes of 17 frames: a convolution pads one frame to three. 1 / 14.9 seen
+CHUNK_FRAMES = 17  # of a video that are encoded at once; an image is one frame, and 17 times as many tiles go through
+PIXEL_BYTES = 3 * 4  # normalized
+MOMENTS = 2 * LATENT_CHANNELS  # float32 values of a latent: mean and variance
 SLAB_BYTES = 4 * GIB  # the most that the modulation of one request may take on the device
 
 
@@ -31,9 +32,11 @@ class Work:
 
 
 class Tiles(NamedTuple):
-    """Of the video VAE: bytes of a tile that is encoded (17 frames), and decoded, and how many at once at most."""
+    """Of the video VAE: bytes of a tile that is encoded, of 17 frames or of one, and of one that is decoded; how
+    many at once at most."""
 
     encode_bytes: int
+    image_bytes: int
     decode_bytes: int
     encode_batch: int = 1
     decode_batch: int = 1
@@ -64,31 +67,38 @@ class Capacity:
                 raise too_much(stage, peak, usable=self.usable, free=self.free)
 
 
-def work_of(plan: Plan, *, tiles: Tiles, value_bytes: int = 2) -> Work:
+def work_of(plan: Plan, *, tiles: Tiles) -> Work:
     """What `plan` needs; a window's tiles are gone when they have been faded into each other."""
     model = plan.model
     decoding = min(tile_count(plan.canvas), tiles.decode_batch) * tiles.decode_bytes
     window = WINDOW_FRAMES * plan.canvas[0] * plan.canvas[1] * 3 * 4
-    projection = model.adaln_params // model.layers * value_bytes
+    projection = model.adaln_params // model.layers * model.value_bytes
     return Work(
-        slab=modulation_bytes(max(SLOTS, plan.timesteps), model, value_bytes),
+        slab=modulation_bytes(max(SLOTS, plan.timesteps), model),
         stages={
-            "encode text": text_bytes(plan.text_tokens, model, value_bytes),
+            "encode text": text_bytes(plan.text_tokens, model),
             "encode conditions": max((encoding_bytes(segment, tiles) for segment in plan.conditions), default=0),
-            "denoise": max(step_bytes(plan.rows, model, value_bytes), 3 * projection),
+            "denoise": max(step_bytes(plan.rows, model), 3 * projection),
             "decode": max(decoding + window, WINDOW_COPIES * window),
         },
     )
 
 
 def encoding_bytes(condition: Segment, tiles: Tiles) -> int:
-    """Of its tiles in flight; a sound needs less than one of them."""
+    """Of its tiles in flight, of the pixels that they are cut from, and of what has been encoded before.
+
+    Audio needs less than one tile.
+    """
     if condition.size is None:
         return tiles.encode_bytes
-    there = tile_count(condition.size)
+    area, there = prod(condition.size), tile_count(condition.size)
+    moments = condition.latent_frames * (area // PIXELS_PER_LATENT**2) * MOMENTS * 4
     if condition.latent_frames == 1:
-        return round(min(there, CHUNK_FRAMES * tiles.encode_batch) * tiles.encode_bytes * PICTURE_SHARE)
-    return min(there, tiles.encode_batch) * tiles.encode_bytes
+        frames, at_once, tile_bytes = 1, min(there, CHUNK_FRAMES * tiles.encode_batch), tiles.image_bytes
+    else:
+        frames, at_once, tile_bytes = CHUNK_FRAMES, min(there, tiles.encode_batch), tiles.encode_bytes
+    pixels = frames * (area + at_once * TILE**2) * PIXEL_BYTES  # a chunk, and the tiles that are cut from it
+    return at_once * tile_bytes + pixels + moments
 
 
 def tile_count(size: Size) -> int:

@@ -19,6 +19,13 @@ class ModelSize:
     encoder_hidden: int = 5120
     encoder_ffn: int = 25600
     vae_params: int = 2_603_868_984 + 151_300_000
+    value_bytes: int = 2  # of a weight of transformer and text encoder
+
+    @property
+    def runs_like_the_release(self) -> bool:
+        """Whether what was measured of the released model says anything about this one."""
+        mine, release = ((m.hidden, m.inner, m.ffn, m.layers) for m in (self, ModelSize()))
+        return mine == release
 
 
 RELEASED_MODEL = ModelSize()
@@ -40,27 +47,27 @@ def step_flops(rows: int, model: ModelSize = RELEASED_MODEL) -> float:
     return linear_flops(rows, model) + attention_flops(rows, model)
 
 
-def weight_bytes(model: ModelSize, bytes_per_value: int) -> dict[str, int]:
+def weight_bytes(model: ModelSize) -> dict[str, int]:
     """Bytes of each component when it is resident; the VAEs are always float32."""
     return {
-        "transformer": model.core_params * bytes_per_value,
-        "modulation": model.adaln_params * bytes_per_value,
-        "text_encoder": model.encoder_params * bytes_per_value,
+        "transformer": model.core_params * model.value_bytes,
+        "modulation": model.adaln_params * model.value_bytes,
+        "text_encoder": model.encoder_params * model.value_bytes,
         "vaes": model.vae_params * 4,
     }
 
 
-def text_bytes(tokens: int, model: ModelSize, bytes_per_value: int) -> int:
+def text_bytes(tokens: int, model: ModelSize) -> int:
     """Device bytes that the text encoder needs beside its weights: the widest moment of a decoder layer."""
-    return tokens * 3 * (model.encoder_hidden + model.encoder_ffn) * bytes_per_value
+    return tokens * 3 * (model.encoder_hidden + model.encoder_ffn) * model.value_bytes
 
 
-def modulation_bytes(timesteps: int, model: ModelSize, bytes_per_value: int) -> int:
+def modulation_bytes(timesteps: int, model: ModelSize) -> int:
     """Device bytes of the modulation tables of so many timesteps (spec/checkpoint.md 1.5)."""
-    return timesteps * (model.layers * 18 + 2) * model.hidden * bytes_per_value
+    return timesteps * (model.layers * 18 + 2) * model.hidden * model.value_bytes
 
 
-def step_bytes(rows: int, model: ModelSize, bytes_per_value: int) -> int:
+def step_bytes(rows: int, model: ModelSize) -> int:
     """Device bytes that one evaluation needs beside the weights: the widest moment of a block.
 
     Residual stream before and after attention, its normed copy and the next one, then either q, k, v and the
@@ -68,4 +75,4 @@ def step_bytes(rows: int, model: ModelSize, bytes_per_value: int) -> int:
     were seen at 22 and 33 thousand rows, this says 64,512.
     """
     widest = max(4 * model.inner, 3 * model.ffn)
-    return rows * (4 * model.hidden + widest) * bytes_per_value
+    return rows * (4 * model.hidden + widest) * model.value_bytes

@@ -72,11 +72,11 @@ class Plan:
         """Floating-point operations of all evaluations."""
         return self.steps * step_flops(self.rows, self.model)
 
-    def peak_bytes(self, bytes_per_value: int = 2) -> int:
+    @property
+    def peak_bytes(self) -> int:
         """Device bytes while denoising, with the transformer alone and the modulation tables of all steps there."""
-        weights = weight_bytes(self.model, bytes_per_value)["transformer"]
-        tables = modulation_bytes(self.timesteps, self.model, bytes_per_value)
-        return weights + tables + step_bytes(self.rows, self.model, bytes_per_value)
+        weights = weight_bytes(self.model)["transformer"]
+        return weights + modulation_bytes(self.timesteps, self.model) + step_bytes(self.rows, self.model)
 
     def describe(self) -> dict[str, Any]:
         """The plan as JSON-ready values: what `h3serve plan` prints and `POST /v1/plan` answers."""
@@ -99,7 +99,7 @@ class Plan:
                 "video": self.target.video_rows,
                 "total": self.rows,
             },
-            "petaflops": round(self.flops / 1e15, 3),
+            "petaflops": float(f"{self.flops / 1e15:.4g}"),
             "denoise_seconds": denoise_seconds(self.rows, self.steps, self.model),
             "request_seconds": request_seconds(
                 self.rows,
@@ -108,7 +108,7 @@ class Plan:
                 condition_rows=sum(segment.video_rows for segment in self.conditions),
                 model=self.model,
             ),
-            "peak_gib": round(self.peak_bytes() / 2**30, 2),
+            "peak_gib": float(f"{self.peak_bytes / 2**30:.4g}"),
         }
 
     @staticmethod

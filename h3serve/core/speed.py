@@ -48,8 +48,10 @@ def request_seconds(
 ) -> dict[str, dict[str, float]]:
     """Seconds of a whole request on one device, everything resident, by its kind and by tier.
 
-    `rows` are all packed rows, the two others those of pictures.
+    `rows` are all packed rows, the two others those of pictures. Empty for a model of other sizes than the release.
     """
+    if not model.runs_like_the_release:
+        return {}
     return {
         device: {
             tier: round(
@@ -62,7 +64,9 @@ def request_seconds(
 
 
 def denoise_seconds(rows: int, evaluations: int, model: ModelSize = RELEASED_MODEL) -> dict[str, dict[str, float]]:
-    """Seconds of all evaluations on one device, by its kind and by tier."""
+    """Seconds of all evaluations on one device, by its kind and by tier; empty as `request_seconds` is."""
+    if not model.runs_like_the_release:
+        return {}
     return {
         device: {tier: round(evaluations * curve.seconds(rows, model), 1) for tier, curve in tiers.items()}
         for device, tiers in MEASURED.items()

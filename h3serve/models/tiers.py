@@ -16,6 +16,7 @@ from h3serve.models.ops import PLAIN, Ops
 from h3serve.models.transformer import Transformer
 from h3serve.models.video_encoder import FUSED_CHANNELS
 from h3serve.models.video_vae import VideoVAE
+from h3serve.models.video_vae_config import VideoVAEConfig
 from h3serve.models.video_vae_memory import SHARE, fit_tiles
 
 TIERS: tuple[Quality, ...] = ("exact", "lossless", "fast")
@@ -50,14 +51,20 @@ def use_vae_tier(vae: VideoVAE, quality: Quality, device: torch.device, *, extra
     vae.tile_batch = vae.encode_tile_batch = 1
     if quality == "exact" or device.type != "cuda":
         return
-    fit_tiles(vae, torch.cuda.get_device_properties(device).total_memory // SHARE)
-    if not _has_kernels(device):
-        return
-    vae.decoder.ops = _decoder_ops(device, extras)
-    if torch.cuda.get_device_capability(device) >= (9, 0) and not any(n % FUSED_CHANNELS for n in vae.config.channels):
+    if _has_kernels(device):
+        vae.decoder.ops = _decoder_ops(device, extras)
+    if fuses_encoder(vae.config, quality, device):
         from h3serve.models.fused_encoder import trunk
 
-        vae.encoder.trunk = trunk  # loads by the bulk copy engine that Hopper brought
+        vae.encoder.trunk = trunk
+    fit_tiles(vae, torch.cuda.get_device_properties(device).total_memory // SHARE)
+
+
+def fuses_encoder(config: VideoVAEConfig, quality: Quality, device: torch.device) -> bool:
+    """Whether the video VAE's encoder runs with our kernels: they load by the bulk copy engine that Hopper brought."""
+    if quality == "exact" or not _has_kernels(device) or any(n % FUSED_CHANNELS for n in config.channels):
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _decoder_ops(device: torch.device, extras: bool) -> decoder_ops.DecoderOps:

@@ -32,7 +32,7 @@ class Conv3d(nn.Conv3d):
         exponent = torch.frexp(x.abs().amax()).exponent - HALF_EXPONENT
         operand = torch.ldexp(x, -exponent).to(self.weight.dtype)
         result = F.conv3d(operand, self.weight, None, self.stride).float()
-        return torch.ldexp(result, exponent) + self.get_parameter("bias").view(-1, 1, 1, 1)
+        return result.ldexp_(exponent).add_(self.get_parameter("bias").view(-1, 1, 1, 1))
 
 
 class CausalConv3d(Conv3d):
@@ -55,8 +55,7 @@ class CausalConv3d(Conv3d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[B,C,D,H,W]` to `[B,C',ceil(D/st),...]`."""
-        x = F.pad(x, (*self.pad, 0, 0), mode="reflect")
-        return super().forward(F.pad(x, (0, 0, 0, 0, 2, 0)))
+        return super().forward(F.pad(F.pad(x, (*self.pad, 0, 0), mode="reflect"), (0, 0, 0, 0, 2, 0)))
 
 
 class FrameGroupNorm(nn.GroupNorm):

@@ -7,7 +7,7 @@ fades over from the one before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -62,16 +62,29 @@ class VideoVAE(nn.Module):
         repeating the last frame, and the last 3 latents are dropped: 17n+5 frames give 5n+2
         latents. `pixels` may lie on another device.
         """
-        frames = pixels.shape[2]
-        if frames == 1:
-            moments = self._encode_chunk(pixels)
-        else:
-            repeat = -frames % self.config.clip_length
-            padded = torch.cat([pixels, pixels[:, :, -1:].expand(-1, -1, repeat, -1, -1)], dim=2)
-            chunks = padded.split(self.config.clip_length, dim=2)
-            moments = torch.cat([self._encode_chunk(chunk) for chunk in chunks], dim=2)
+        device = self.quant_conv.weight.device
+        return self._encode(pixels.split(self.config.clip_length, dim=2), lambda chunk: chunk.to(device))
+
+    @torch.no_grad()
+    def encode_frames(self, frames: torch.Tensor) -> Moments:
+        """`encode` of uint8 `[F,H,W,3]`, as a rule in host memory: the device sees one chunk at a time."""
+        device = self.quant_conv.weight.device
+        return self._encode(frames.split(self.config.clip_length), lambda chunk: normalize_pixels(chunk.to(device)))
+
+    def _encode(self, chunks: Sequence[torch.Tensor], prepare: Network) -> Moments:
+        """Moments of chunks that `prepare` makes normalized pixels on the device."""
+        parts = [self._encode_chunk(self._whole(prepare(chunk), alone=len(chunks) == 1)) for chunk in chunks]
+        moments = torch.cat(parts, dim=2)
+        if moments.shape[2] > 1:
             moments = moments[:, :, : moments.shape[2] - self.config.token_drop]
         return Moments(*moments.chunk(2, dim=1))
+
+    def _whole(self, pixels: torch.Tensor, *, alone: bool) -> torch.Tensor:
+        """A chunk of full length, its last frame repeated; a single frame that is `alone` stays one."""
+        missing = -pixels.shape[2] % self.config.clip_length
+        if not missing or (alone and pixels.shape[2] == 1):
+            return pixels
+        return torch.cat([pixels, pixels[:, :, -1:].expand(-1, -1, missing, -1, -1)], dim=2)
 
     def sample(self, moments: Moments, noise: torch.Tensor) -> torch.Tensor:
         """Normalized latents float32 from the posterior and normal `noise` of its shape (spec 5.3).
@@ -125,7 +138,7 @@ class VideoVAE(nn.Module):
 
     def _encode_chunk(self, pixels: torch.Tensor) -> torch.Tensor:
         rows, columns = self._tiles(pixels.shape[-2], pixels.shape[-1])
-        tiles = cut(pixels.to(self.quant_conv.weight.device), rows, columns)
+        tiles = cut(pixels, rows, columns)
         batch = self.encode_tile_batch * self.config.clip_length // pixels.shape[2]
         moments = self.run_tiles(self._encode_tile, tiles, batch)
         unit = self.config.space_ratio
@@ -188,8 +201,8 @@ def in_batches(network: Network, tiles: list[torch.Tensor], batch: int) -> list[
 
 def normalize_pixels(frames: torch.Tensor) -> torch.Tensor:
     """uint8 `[F,H,W,3]` to float32 `[1,3,F,H,W]` with ImageNet's mean and deviation (spec 5.1)."""
-    pixels = frames.float() / 255.0
-    pixels = (pixels - constant(PIXEL_MEAN, pixels.device)) / constant(PIXEL_STD, pixels.device)
+    pixels = frames.to(torch.float32, copy=True).div_(255.0)
+    pixels.sub_(constant(PIXEL_MEAN, pixels.device)).div_(constant(PIXEL_STD, pixels.device))
     return pixels.permute(3, 0, 1, 2)[None].contiguous()
 
 

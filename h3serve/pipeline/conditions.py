@@ -12,6 +12,7 @@ from torch import Tensor
 
 from h3serve.core.geometry import reference_frames
 from h3serve.core.segments import Segment
+from h3serve.models.video_vae import Moments
 from h3serve.pipeline.encoders import encode_frames, encode_wave
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.kept import Kept
@@ -50,21 +51,22 @@ def encode_conditions(
 ) -> ConditionRows:
     """Encodes every condition and mixes in its noise: level * clean + (1 - level) * noise, once.
 
-    `levels` are those of visual and of sound conditions; `between` is called before each encode and
-    may raise Cancelled.
+    `levels` are those of visual and of sound conditions; `between` is called before each encode, and in it
+    before each layer or batch of tiles, and may raise Cancelled.
     """
     device = engine.device
     video, audio = [torch.zeros(0, 96, device=device)], [torch.zeros(0, 32, device=device)]
     for item in prepared:
         between()
         if item.wave is not None:
-            rows = encode_wave(engine, item.wave)
+            rows = encode_wave(engine, item.wave, between)
             number = len(audio) - 1
             kept.put("conditions", **{f"condition_audio{number}": rows})
             audio.append(mix(rows, noise.sounds[number].to(device), levels[1]))
         if item.frames is not None:
             number = len(video) - 1
-            latents = _encode_visual(item.frames, engine, noise.posterior[number], number, kept)
+            used = item.frames if len(item.frames) == 1 else item.frames[: reference_frames(len(item.frames))]
+            latents = _sample(encode_frames(engine, used, between), engine, noise.posterior[number], number, kept)
             video.append(mix(video_to_rows(latents), video_to_rows(noise.conditions[number].to(device)), levels[0]))
     all_rows = ConditionRows(torch.cat(video), torch.cat(audio))
     if len(all_rows.video):
@@ -80,9 +82,7 @@ def mix(clean: Tensor, noise: Tensor, level: float) -> Tensor:
     return float(weight) * clean + float(1 - weight) * noise
 
 
-def _encode_visual(frames: NDArray[np.uint8], engine: Engine, noise: Tensor, number: int, kept: Kept) -> Tensor:
-    used = frames if len(frames) == 1 else frames[: reference_frames(len(frames))]
-    moments = encode_frames(engine, used)
+def _sample(moments: Moments, engine: Engine, noise: Tensor, number: int, kept: Kept) -> Tensor:
     latents = engine.video_vae.sample(moments, noise.to(engine.device))
     mean, logvar = moments
     kept.put("conditions", **{f"posterior_mean{number}": mean, f"posterior_logvar{number}": logvar})

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from h3serve.core.capacity import Capacity, work_of
+from h3serve.core.cost import RELEASED_MODEL, ModelSize
 from h3serve.core.errors import RequestError
 from h3serve.core.geometry import SizeRules
 from h3serve.core.plan import Plan
@@ -37,7 +38,7 @@ from h3serve.runtime.placement import Placement, Visiting
 from h3serve.runtime.residency import Choice, capacity_of, staying_beside
 from h3serve.runtime.scheduled import Direct, ModulationSource
 from h3serve.runtime.sharding import ONE, Share
-from h3serve.runtime.sizes import choose_for
+from h3serve.runtime.sizes import choose_for, held_as
 from h3serve.runtime.updates import Updates
 from h3serve.weights.layout import ModelFolder
 from h3serve.weights.locate import locate
@@ -65,6 +66,7 @@ class Engine:
     modulations: Mapping[Partition, ModulationSource] = field(default_factory=dict)  # others: straight from the network
     encodings: EncodingCache = field(default_factory=EncodingCache)
     cache: Path | None = None  # folder for what is made once and kept; None: nothing was loaded from a checkpoint
+    size: ModelSize = RELEASED_MODEL
     choice: Choice | None = None  # why the networks are placed as they are
     peaks: PeakMeter = field(default_factory=lambda: PeakMeter(torch.device("cpu")))
 
@@ -161,11 +163,12 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
     shared = partitions[0]  # the partitions' other components are the same files
 
     float8 = settings.float8
+    held = held_as(opened, dtype, float8=float8)
     choice = choose_for(
         settings.residency,
-        opened,
+        held,
         device=device,
-        dtype=dtype,
+        quality=settings.quality,
         divided={} if float8 else share.divided,
         agree=share.smallest,
         float8=float8,
@@ -181,8 +184,8 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
         mode = choice.modes[name]
         cut = None if float8 else share.cut(name, resident=mode == "resident")  # 8-bit layers are whole everywhere
         how = How(mode, choice.in_files, choice.resident_blocks, cut)
-        held = torch.bfloat16 if name == "video_vae" and device.type == "cuda" else dtype
-        placement = place(opened[partition][name], how, device=device, dtype=held, float8=float8)
+        stored = torch.bfloat16 if name == "video_vae" and device.type == "cuda" else dtype
+        placement = place(opened[partition][name], how, device=device, dtype=stored, float8=float8)
         placements[placement.module] = placement
         return placement.module
 
@@ -220,6 +223,7 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
         encodings=_encodings(settings, opened[shared], share, made=(maker_of(device), dtype)),
         cache=cache,
         choice=choice,
+        size=held.model,
         peaks=peaks,
     )
 

@@ -40,7 +40,7 @@ class Generator:
     def __init__(self, engine: Engine, ingest: Ingest | None = None, *, replica: Replica | None = None) -> None:
         self.engine = engine
         self.replica = replica or Alone()
-        self.ingest = dataclasses.replace(ingest or Ingest(engine.rules), decode=self.replica.decode_clip)
+        self.ingest = dataclasses.replace(ingest or Ingest(engine.rules, engine.size), decode=self.replica.decode_clip)
 
     @staticmethod
     def from_pretrained(model: str | Path, **settings: Any) -> Generator:
@@ -150,7 +150,7 @@ class Generator:
         steps.keep_noise(drawn, kept)
         with meter.stage("encode text"):
             shown = steps.present_request(request, prepared, engine.tokenizer, kept)
-            text_states = encode_text(engine, shown.inputs)
+            text_states = encode_text(engine, shown.inputs, meter.pulse)
             kept.put("text", text_states=text_states)
         with meter.stage("encode conditions"):
             conditions = self._encode(request, prepared, drawn, meter, kept)

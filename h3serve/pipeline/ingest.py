@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from h3serve.core import segments
+from h3serve.core.cost import RELEASED_MODEL, ModelSize
 from h3serve.core.geometry import FPS, RELEASED_SIZES, SizeRules, reference_clip_size
 from h3serve.core.plan import Plan
 from h3serve.core.probe import MediaProbe
@@ -26,9 +27,10 @@ DecodeClip = Callable[..., Frames]  # called like media.video.decode_clip
 
 @dataclass(frozen=True)
 class Ingest:
-    """How media are read: size rules of the checkpoint, published limits, where files may come from."""
+    """How media are read: size rules and sizes of the checkpoint, published limits, where files may come from."""
 
     rules: SizeRules = RELEASED_SIZES
+    model: ModelSize = RELEASED_MODEL
     limits: Limits = LIMITS
     sources: SourcePolicy = ANYWHERE
     decode: DecodeClip = decode_clip  # another one may share the pixels between ranks
@@ -63,7 +65,7 @@ class Ingest:
         ]
 
     def _plan(self, request: GenerationRequest, probes: Sequence[MediaProbe]) -> Plan:
-        return Plan.resolve(request, probes, rules=self.rules, limits=self.limits)
+        return Plan.resolve(request, probes, rules=self.rules, limits=self.limits, model=self.model)
 
     def _prepare(
         self, request: GenerationRequest, condition: Condition, file: MediaFile, probe: MediaProbe, plan: Plan

@@ -114,8 +114,8 @@ def bytes_per_rank(
     shape: Shape, model: ModelSize = RELEASED_MODEL, *, rows: int = LONGEST_ROWS, encoder: int | None = None
 ) -> int:
     """Device bytes of one rank, everything resident in bfloat16, at the longest clip; `encoder` parts or all ranks."""
-    weights = weight_bytes(model, 2)
+    weights = weight_bytes(model)
     networks = weights["transformer"] // shape.tp + weights["text_encoder"] // (encoder or shape.size) + weights["vaes"]
     slice_of_model = replace(model, inner=model.inner // shape.tp, ffn=model.ffn // shape.tp)
-    work = step_bytes(-(-rows // shape.ulysses), slice_of_model, 2) + 4 * rows * model.hidden  # the sequence, twice
+    work = step_bytes(-(-rows // shape.ulysses), slice_of_model) + 4 * rows * model.hidden  # the sequence, twice
     return networks + SLAB_BYTES + work

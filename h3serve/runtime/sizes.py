@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
 
 from h3serve.core.capacity import Tiles, gib, work_of
-from h3serve.core.cost import ModelSize
+from h3serve.core.cost import RELEASED_MODEL, ModelSize
 from h3serve.core.errors import CapacityError
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
-from h3serve.core.tasks import Partition
+from h3serve.core.tasks import Partition, Quality
 from h3serve.models.float8 import FLOAT8
 from h3serve.models.float8_linear import use_float8
 from h3serve.models.text_encoder import TextEncoderConfig
+from h3serve.models.tiers import fuses_encoder
 from h3serve.models.transformer_config import TransformerConfig
 from h3serve.models.video_vae_config import VideoVAEConfig
-from h3serve.models.video_vae_memory import SHARE, decode_tile_bytes, encode_tile_bytes
+from h3serve.models.video_vae_memory import SHARE, one_tile
 from h3serve.runtime.machine import Machine, measure
 from h3serve.runtime.placement import blocks_of, split
 from h3serve.runtime.rebuild import is_projection
@@ -30,41 +31,62 @@ from h3serve.weights.released import RELEASED
 DEFAULT_REQUEST = {"task": "t2va", "prompt": "a", "target": {"short_edge": 768, "duration_seconds": 5}}
 
 
+@dataclass(frozen=True)
+class Held:
+    """A checkpoint's sizes as it will be held: of each network, for a plan's arithmetic, and of the video VAE."""
+
+    networks: Mapping[str, Size]
+    model: ModelSize
+    video_vae: VideoVAEConfig
+
+
+def released(*, float8: bool = False) -> Held:
+    """The released model, in bfloat16 but for what has 8 bits."""
+    sizes = RELEASED_SIZES_8_BITS if float8 else RELEASED_SIZES
+    core, encoder = (sizes[name].total // RELEASED_MODEL.value_bytes for name in ("transformer", "text_encoder"))
+    model = replace(RELEASED_MODEL, core_params=core, encoder_params=encoder)
+    return Held(sizes, model, VideoVAEConfig.from_dict(RELEASED["video_vae"]))
+
+
+def held_as(opened: Mapping[Partition, Opened], dtype: torch.dtype, *, float8: bool = False) -> Held:
+    """A checkpoint, from its configs alone."""
+    first = next(iter(opened.values()))
+    sizes = sizes_of(first, len(opened), dtype, float8=float8)
+    model = model_size(first["transformer"].config, first["text_encoder"].config, sizes, dtype)
+    return Held(sizes, model, first["video_vae"].config)
+
+
 def choose_for(
     residency: str,
-    opened: Mapping[Partition, Opened],
+    held: Held,
     *,
     device: torch.device,
-    dtype: torch.dtype,
+    quality: Quality,
     divided: Mapping[str, int] = MappingProxyType({}),
     agree: Callable[[int], int] = int,
     float8: bool = False,
 ) -> Choice:
-    """The placement that the default request needs of these checkpoints, with what the machine has free now.
+    """The placement that the default request needs of this checkpoint, with what the machine has free now.
 
     `divided` says by how much ranks divide a network's blocks while it is resident; `agree` is the minimum over them.
     """
-    first = next(iter(opened.values()))
-    sizes = sizes_of(first, len(opened), dtype, float8=float8)
-    configs = {name: first[name].config for name in ("transformer", "text_encoder", "video_vae")}
-    model = model_size(configs["transformer"], configs["text_encoder"], sizes, dtype)
-    plan = Plan.resolve(parse_request(DEFAULT_REQUEST), model=model)
+    plan = Plan.resolve(parse_request(DEFAULT_REQUEST), model=held.model)
     machine = Machine(**{name: agree(value) for name, value in vars(measure(device)).items()})
-    tiles = tiles_for(configs["video_vae"], machine.device_bytes if device.type == "cuda" else 0)
-    work = work_of(plan, tiles=tiles, value_bytes=dtype.itemsize)
-    shared = {n: replace(size, block=-(-size.block // divided.get(n, 1))) for n, size in sizes.items()}
+    batched = device.type == "cuda" and quality != "exact"
+    fused = fuses_encoder(held.video_vae, quality, device)
+    tiles = tiles_for(held.video_vae, machine.device_bytes if batched else 0, fused=fused)
+    work = work_of(plan, tiles=tiles)
+    shared = {n: replace(size, block=-(-size.block // divided.get(n, 1))) for n, size in held.networks.items()}
     choice = choose(residency, shared, work, machine)
     if not all(choice.modes[name] == "resident" for name in divided):
-        choice = choose(residency, sizes, work, machine)
+        choice = choose(residency, held.networks, work, machine)
     return _with_host(choice) if float8 else choice
 
 
-def choose_released(residency: str, plan: Plan, machine: Machine, *, float8: bool = False) -> Choice:
-    """The placement that a request needs of the released model on some machine."""
-    config = VideoVAEConfig.from_dict(RELEASED["video_vae"])
-    tiles = tiles_for(config, machine.device_bytes)
-    sizes = RELEASED_SIZES_8_BITS if float8 else RELEASED_SIZES
-    choice = choose(residency, sizes, work_of(plan, tiles=tiles), machine)
+def choose_on(machine: Machine, residency: str, plan: Plan, held: Held, *, fused: bool, float8: bool = False) -> Choice:
+    """The placement that a request needs of a checkpoint on some machine, whose GPU encodes with our kernels or not."""
+    tiles = tiles_for(held.video_vae, machine.device_bytes, fused=fused)
+    choice = choose(residency, held.networks, work_of(plan, tiles=tiles), machine)
     return _with_host(choice) if float8 else choice
 
 
@@ -100,14 +122,15 @@ def model_size(
         encoder_hidden=text["hidden_size"],
         encoder_ffn=text["intermediate_size"],
         vae_params=(sizes["video_vae"].total + sizes["audio_vae"].total) // 4,
+        value_bytes=value_bytes,
     )
 
 
-def tiles_for(config: VideoVAEConfig, device_bytes: int) -> Tiles:
+def tiles_for(config: VideoVAEConfig, device_bytes: int, *, fused: bool) -> Tiles:
     """The video VAE's tiles as a GPU of that size batches them (`use_vae_tier`)."""
-    encoded, decoded = encode_tile_bytes(config), decode_tile_bytes(config)
-    share = device_bytes // SHARE
-    return Tiles(encoded, decoded, max(1, share // encoded), max(1, share // decoded))
+    one, share = one_tile(config, fused=fused), device_bytes // SHARE
+    batches = (max(1, share // each) for each in (one.encode_bytes, one.decode_bytes))
+    return Tiles(one.encode_bytes, one.image_bytes, one.decode_bytes, *batches)
 
 
 def _size(opened: OpenedComponent, dtype: torch.dtype, partitions: int, *, float8: bool) -> Size:

@@ -55,7 +55,7 @@ class Intake:
             raise RequestError("task", request.task, served)
         check_quality(request.quality, quality=self.settings.quality, quantize=self.settings.quantize)
         frozen, probes, digests = self._freeze(request, body, folder, caller)
-        plan = Plan.resolve(request, probes, rules=self.supervisor.size_rules)
+        plan = Plan.resolve(request, probes, rules=self.supervisor.size_rules, model=self.supervisor.model_size)
         self.supervisor.check_fits(plan)
         return NewJob(
             id=job_id,

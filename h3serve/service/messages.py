@@ -63,12 +63,13 @@ class Loaded:
     """The model is ready for `tasks`; `stats` holds seconds and memory peaks of loading.
 
     `size_rules` are the fields of core's `SizeRules` as the checkpoint has them, `capacity` those of
-    its `Capacity`, None where nothing is refused.
+    its `Capacity`, None where nothing is refused, `model_size` those of its `ModelSize`.
     """
 
     tasks: list[str]
     stats: Json = field(default_factory=dict)
     size_rules: Json = field(default_factory=dict)
+    model_size: Json = field(default_factory=dict)
     capacity: Json | None = None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from h3serve.core.capacity import Capacity
+from h3serve.core.cost import ModelSize
 from h3serve.core.geometry import SizeRules
 from h3serve.service.job import Job, Outcome
 from h3serve.service.ledger import Ledger
@@ -73,6 +74,7 @@ class Slot(threading.Thread):
         self.leaves = False
         self.failure: str | None = None  # why its first load failed
         self.size_rules: SizeRules | None = None
+        self.model_size: ModelSize | None = None
         self.capacity: Capacity | None = None
         self.job: Job | None = None
         self._cancel_wanted = threading.Event()
@@ -162,6 +164,7 @@ class Slot(threading.Thread):
                 return cause
             self.tasks = tuple(loaded.tasks)
             self.size_rules = SizeRules(**loaded.size_rules)
+            self.model_size = ModelSize(**loaded.model_size)
             self.capacity = Capacity(**loaded.capacity) if loaded.capacity else None
             self.ledger.metrics.loaded(loaded.stats)
             log.info("ready", extra={"worker": self.name, "pid": worker.pid, "stats": loaded.stats})

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 
+from h3serve.core.cost import RELEASED_MODEL, ModelSize
 from h3serve.core.errors import RequestError
 from h3serve.core.geometry import RELEASED_SIZES, SizeRules
 from h3serve.core.plan import Plan
@@ -109,6 +110,11 @@ class Supervisor:
     def size_rules(self) -> SizeRules:
         """Those of the checkpoint; until it is loaded, those of the release."""
         return next((slot.size_rules for slot in self.slots if slot.size_rules), RELEASED_SIZES)
+
+    @property
+    def model_size(self) -> ModelSize:
+        """That of the checkpoint as it is held; until it is loaded, that of the release."""
+        return next((slot.model_size for slot in self.slots if slot.model_size), RELEASED_MODEL)
 
     def check_fits(self, plan: Plan) -> None:
         """CapacityError, with the numbers, for a plan that some worker cannot run: any of them may get the job."""

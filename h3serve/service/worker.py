@@ -23,6 +23,7 @@ class H3Engine:
         engine = self.generator.engine
         self.tasks: tuple[str, ...] = engine.tasks
         self.size_rules: Json = asdict(engine.rules)
+        self.model_size: Json = asdict(engine.size)
         self.capacity: Json | None = asdict(engine.capacity) if engine.capacity else None
         self.load_stats: Json = {"seconds": round(time.monotonic() - began, 3), **self.generator.replica.describe()}
         if engine.device.type == "cuda":

@@ -59,13 +59,14 @@ OnProgress = Callable[[str, int, int, float | None], None]
 class Engine(Protocol):
     """A loaded model: the tasks it serves, seconds and memory peaks of its loading.
 
-    `size_rules` are the fields of core's `SizeRules` where the checkpoint has its own, else empty;
+    `size_rules` are the fields of core's `SizeRules`, `model_size` those of its `ModelSize` as the weights are held,
     `capacity` those of its `Capacity`, None where nothing is refused.
     """
 
     tasks: tuple[str, ...]
     load_stats: Json
     size_rules: Json
+    model_size: Json
     capacity: Json | None
 
     @property
@@ -141,7 +142,8 @@ class Worker:
             self.channel.send(LoadFailed(words))
             return None
         self.stage = ""
-        self.channel.send(Loaded(list(engine.tasks), engine.load_stats, engine.size_rules, engine.capacity))
+        held = engine.size_rules, engine.model_size, engine.capacity
+        self.channel.send(Loaded(list(engine.tasks), engine.load_stats, *held))
         return engine
 
     def _run(self, engine: Engine, run: Run) -> bool:

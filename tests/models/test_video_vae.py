@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from h3serve.models import video_vae
 from h3serve.models.video_decoder import rope_table
 from h3serve.models.video_vae import Moments, VideoVAE, constant, key_map, normalize_pixels, to_compute_dtype, to_uint8
 from h3serve.models.video_vae_memory import decode_tile_bytes, encode_tile_bytes, fit_tiles
@@ -39,6 +40,24 @@ def test_chunks_are_independent_and_the_end_is_repeated(vae: VideoVAE) -> None:
 @pytest.mark.parametrize(("frames", "latents"), [(1, 1), (13, 2), (17, 2), (22, 7), (39, 12)])
 def test_latents_of_frames(vae: VideoVAE, frames: int, latents: int) -> None:
     assert vae.encode(torch.zeros(1, 3, frames, 32, 32)).mean.shape[2] == latents
+
+
+@pytest.mark.parametrize("frames", [1, 13, 17, 18, 39])
+def test_uint8_frames_are_normalized_chunk_by_chunk_to_the_same_bits(
+    vae: VideoVAE, monkeypatch: pytest.MonkeyPatch, frames: int
+) -> None:
+    drawn = torch.Generator().manual_seed(frames)
+    video = torch.randint(0, 256, (frames, 32, 48, 3), dtype=torch.uint8, generator=drawn)
+    expected, seen = vae.encode(normalize_pixels(video)), []
+
+    def normalize(part: torch.Tensor) -> torch.Tensor:
+        seen.append(len(part))
+        return normalize_pixels(part)
+
+    monkeypatch.setattr(video_vae, "normalize_pixels", normalize)
+    found = vae.encode_frames(video)
+    assert torch.equal(found.mean, expected.mean) and torch.equal(found.logvar, expected.logvar)
+    assert seen == [17] * (frames // 17) + [frames % 17] * (frames % 17 > 0)
 
 
 @pytest.mark.parametrize(("latents", "frames"), [(3, 9), (7, 22), (8, 26), (9, 30), (12, 39)])
@@ -159,11 +178,14 @@ def test_original_qkv_rows_are_grouped_by_head(vae: VideoVAE) -> None:
 def test_tiles_fit_the_memory(vae: VideoVAE) -> None:
     released = dataclasses.replace(CONFIG, channels=(128, *CONFIG.channels[1:]), heads=32)
     assert decode_tile_bytes(released) == 12 * 4 * 1792 * 2048
-    assert encode_tile_bytes(released) == 4 * 4 * 128 * 17 * 256 * 256
-    some = VideoVAE(CONFIG)
-    fit_tiles(some, 3 * encode_tile_bytes(CONFIG) + 1)
+    frame, padded = 128 * 256 * 256, 128 * 258 * 258
+    assert encode_tile_bytes(released, 17, fused=True) == 3 * 4 * 17 * frame + 2 * 19 * padded
+    assert encode_tile_bytes(released, 1, fused=True) == 3 * 4 * frame + 2 * 3 * padded
+    assert encode_tile_bytes(released, 17, fused=False) == 4 * (4 * 17 * frame + 19 * padded)
+    some, one = VideoVAE(CONFIG), encode_tile_bytes(CONFIG, 17, fused=False)
+    fit_tiles(some, 3 * one + 1)
     assert some.encode_tile_batch == 3
-    assert some.tile_batch == 3 * encode_tile_bytes(CONFIG) // decode_tile_bytes(CONFIG)
+    assert some.tile_batch == 3 * one // decode_tile_bytes(CONFIG)
     fit_tiles(some, 0)
     assert (some.tile_batch, some.encode_tile_batch) == (1, 1)
 

@@ -2,13 +2,14 @@
 
 import pytest
 
-from h3serve.core.capacity import Tiles, work_of
+from h3serve.core import segments
+from h3serve.core.capacity import encoding_bytes, work_of
 from h3serve.core.cost import GIB
 from h3serve.core.plan import Plan
 from h3serve.core.probe import MediaProbe
 from h3serve.core.request import parse_request
 from h3serve.models.video_vae_config import VideoVAEConfig
-from h3serve.models.video_vae_memory import decode_tile_bytes, encode_tile_bytes
+from h3serve.models.video_vae_memory import one_tile
 from h3serve.runtime.machine import Machine
 from h3serve.runtime.residency import RELEASED_SIZES, choose
 from h3serve.weights.released import RELEASED
@@ -30,9 +31,19 @@ def test_every_stage_and_the_peak_as_measured(shape: tuple[int, int], rows: int,
     own = Plan.resolve(parse_request(body), probes, prompt_tokens=1)
     plan = Plan.resolve(parse_request(body), probes, prompt_tokens=1 + rows - own.rows)
     config = VideoVAEConfig.from_dict(dict(RELEASED["video_vae"]))
-    tiles = Tiles(encode_tile_bytes(config), decode_tile_bytes(config), 4, 53)
+    tiles = one_tile(config, fused=True)._replace(encode_batch=4, decode_batch=53)
     guess = choose("resident", RELEASED_SIZES, work_of(plan, tiles=tiles), Machine(*(1000 * GIB,) * 4))
     assert plan.rows == rows
     for stage, seen in stages.items():
         assert guess.peaks[stage] / GIB == pytest.approx(seen, rel=0.02), stage
     assert guess.peak / GIB == pytest.approx(max(stages.values()), rel=0.02)
+
+
+@pytest.mark.parametrize(("batch", "seen"), [(4, 9.2), (7, 15.0)])
+def test_a_video_of_5_s_as_measured(batch: int, seen: float) -> None:
+    """bench/results/h200.md, beside the pixels: all were on the device then, padded to 17 times 8 frames of float32."""
+    config = VideoVAEConfig.from_dict(dict(RELEASED["video_vae"]))
+    tiles = one_tile(config, fused=True)._replace(encode_batch=batch)
+    whole, chunk = (frames * 1344 * 768 * 12 for frames in (136, 17))
+    planned = encoding_bytes(segments.clip((1344, 768), 124, 0), tiles) + whole - chunk
+    assert planned / GIB == pytest.approx(seen, rel=0.01)

@@ -26,11 +26,11 @@ from h3serve.runtime.residency import (
     choose,
     staying_beside,
 )
-from h3serve.runtime.sizes import choose_released, tiles_for
+from h3serve.runtime.sizes import choose_on, released, tiles_for
 from h3serve.weights.components import RECIPES, build_on_meta
 from h3serve.weights.released import RELEASED
 
-TILES = Tiles(GIB, GIB // 2)
+TILES = Tiles(GIB, GIB // 14, GIB // 2)
 
 
 def plan(seconds: float = 5.0) -> Plan:
@@ -72,8 +72,8 @@ def test_8_bits_cannot_stay_in_their_files() -> None:
     with pytest.raises(
         CapacityError, match=r"8-bit weights .* kept in host memory: \d+\.\d+ GiB are needed, 16.00 GiB"
     ):
-        choose_released("stream", plan(), machine(24, 16), float8=True)
-    assert not choose_released("stream", plan(), machine(24, 128), float8=True).in_files
+        choose_on(machine(24, 16), "stream", plan(), released(float8=True), fused=False, float8=True)
+    assert not choose_on(machine(24, 128), "stream", plan(), released(float8=True), fused=False, float8=True).in_files
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_tiles_are_counted_as_they_will_be_batched(gib: int) -> None:
     vae = build_on_meta(recipe, recipe.read_config(dict(RELEASED["video_vae"])))
     assert isinstance(vae, VideoVAE)
     fit_tiles(vae, gib * GIB // SHARE)
-    assert tiles_for(vae.config, gib * GIB) == tiles_of(vae)
+    assert tiles_for(vae.config, gib * GIB, fused=False) == tiles_of(vae)
 
 
 def test_little_host_memory_leaves_weights_in_their_files() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from h3serve.core.capacity import Capacity, Tiles
-from h3serve.core.cost import GIB
+from h3serve.core.cost import GIB, RELEASED_MODEL
 from h3serve.core.errors import CheckpointError, RequestError, WorkerError
 from h3serve.core.geometry import RELEASED_SIZES
 from h3serve.core.tasks import PARTITION_OF
@@ -30,7 +30,7 @@ from h3serve.service.worker_loop import OnProgress, main
 log = logging.getLogger("fake")
 STEPS = 4
 SIDE, FRAMES = 64, 12
-SMALL = Capacity({"denoise": 8 * GIB}, usable=14 * GIB, free=15 * GIB, tiles=Tiles(GIB, GIB))
+SMALL = Capacity({"denoise": 8 * GIB}, usable=14 * GIB, free=15 * GIB, tiles=Tiles(GIB, GIB // 14, GIB))
 
 
 class FakeEngine:
@@ -39,6 +39,7 @@ class FakeEngine:
         self.tasks = tuple(task for task, p in PARTITION_OF.items() if self.partition in (p, "both"))
         self.load_stats = {"seconds": 0.01, "peak_bytes": 1000}
         self.size_rules: Json = asdict(RELEASED_SIZES)
+        self.model_size: Json = asdict(RELEASED_MODEL)
         self.capacity: Json | None = asdict(SMALL) if settings.get("device") == "small" else None
         self.is_broken = False
 

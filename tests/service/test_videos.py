@@ -13,6 +13,7 @@ from PIL import Image
 from sqlalchemy.exc import OperationalError
 from starlette.testclient import TestClient
 
+from h3serve.core.cost import ModelSize
 from h3serve.service.context import Context
 from h3serve.service.folder import DataFolder
 from h3serve.service.job import Outcome
@@ -58,6 +59,14 @@ def test_what_cannot_fit_is_refused_with_the_numbers(http: TestClient, context: 
         assert "14.00 GiB are usable (15.00 GiB free" in refused.json()["error"]["message"]
         assert http.post(path, json=T2VA).status_code == 200
     assert len(context.store.ids()) == 1 and list((folder.root / "incoming").iterdir()) == []
+
+
+def test_a_plan_shows_the_memory_of_the_loaded_model(http: TestClient, context: Context) -> None:
+    """By arithmetic: rows * (4 * 8 + max(4 * 16, 3 * 32)) values of 4 bytes, far less than a gigabyte of weights."""
+    context.supervisor.slots[0].model_size = ModelSize(8, 16, 32, 2, 2**28, 1000, value_bytes=4)
+    plan = http.post("/v1/plan", json=T2VA).json()
+    assert plan["peak_gib"] == pytest.approx(1 + plan["rows"]["total"] * 128 * 4 / 2**30, abs=2e-3)
+    assert http.post("/v1/videos", json=T2VA).json()["plan"]["peak_gib"] == plan["peak_gib"]
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
