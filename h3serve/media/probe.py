@@ -83,8 +83,10 @@ def _ends(file: MediaFile, box: Any, streams: list[Any]) -> dict[int, Fraction]:
     animation = box.format.name in ("gif", "apng")
     most = MAX_FRAMES if animation else file.limits.max_packets
     for number, packet in enumerate(whole_packets(box, streams)):
-        if number >= most or time.monotonic() > deadline:
-            raise file.error(f"it has more than {number} frames or packets of sound; cut out the part that is meant")
+        if number >= most:
+            raise file.error(f"it has more than {most} frames or packets of sound; cut out the part that is meant")
+        if time.monotonic() > deadline:
+            raise file.error(f"it takes longer than {LOOK_SECONDS:g} s to look through; cut out the part that is meant")
         stream = packet.stream
         video = stream.type == "video"
         begin = packet.dts if packet.pts is None or (counted and video) else packet.pts

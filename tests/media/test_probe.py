@@ -11,7 +11,7 @@ from PIL import Image
 
 from h3serve.core.errors import MediaError
 from h3serve.media.probe import probe_media
-from h3serve.media.sources import MediaFile
+from h3serve.media.sources import IngestLimits, MediaFile
 from tests.media.films import counter, film, tone
 
 
@@ -170,3 +170,15 @@ def test_long_silence_is_not_decoded(tmp_path: Path) -> None:
         box.mux(stream.encode(None))
     assert (tmp_path / "a.flac").stat().st_size < 1_000_000
     assert probe_media(MediaFile(tmp_path / "a.flac")).seconds == pytest.approx(3600)
+
+
+def test_looking_through_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In packets, and in time: a file on a slow disk, or one made to be slow, holds nobody."""
+    path = film(tmp_path / "a.mp4", [counter(i) for i in range(48)])
+    with pytest.raises(MediaError, match="more than 40 frames"):
+        probe_media(MediaFile(path, limits=IngestLimits(max_packets=40)))
+    assert probe_media(MediaFile(path, limits=IngestLimits(max_packets=48))).seconds == pytest.approx(2.0)
+    now = iter(range(0, 10**6, 7))
+    monkeypatch.setattr("h3serve.media.probe.time.monotonic", lambda: next(now))
+    with pytest.raises(MediaError, match="longer than 20 s"):
+        probe_media(MediaFile(path))
