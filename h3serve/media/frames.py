@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 from typing import Any
 
 import av
@@ -24,6 +25,10 @@ from h3serve.media.tone import check_colours
 
 # A tick in which every frame of 24, 25, 30, 48, 50, 60, 120 fps and their 1000/1001 cousins is whole.
 TICKS = 705_600_000
+# One thread. With several frames at once FFmpeg copies the mark of a damaged frame while another thread may be about
+# to set it, and a smeared frame passes for whole in some runs; with several slices at once H.264 sets no mark at all
+# (bench/damaged_videos.py).
+THREADING = "NONE"
 _SEEK_MARGIN_S = 2  # a video's reordered frames lie around its key frames; start looking this much earlier
 _HEAD_PACKETS = 1000  # without one frame: more than any distance between key frames
 _ROUNDED_S = Fraction(3, 1000)  # times of some containers are whole milliseconds
@@ -136,7 +141,7 @@ class _Decoder:
         self.file, self.box, self.stream, self.settled = file, box, stream, settled
         self.earliest = _start(stream)
         self._check_pixels()
-        stream.thread_type = "AUTO"
+        stream.thread_type = THREADING
         # A frame may be larger than the header says.
         stream.codec_context.options = {"max_pixels": str(file.limits.max_frame_pixels)}
 
@@ -193,9 +198,9 @@ class _Decoder:
 
     def _whole_frames(self, packets: Iterator[Any]) -> Iterator[Any]:
         started, deadline = False, time.monotonic() + LOOK_SECONDS
-        for fed, packet in enumerate(packets):
+        for fed, packet in enumerate(chain(packets, [None])):  # None: what the decoder still holds
             try:
-                pictures = packet.decode()
+                pictures = self.stream.codec_context.decode(packet)
             except av.FFmpegError:
                 if started:
                     return
@@ -209,7 +214,6 @@ class _Decoder:
                     yield frame
             if not started and (fed >= _HEAD_PACKETS or time.monotonic() > deadline):
                 raise self.file.error(f"no frame can be decoded from its first {fed} packets of video")
-        yield from self.stream.codec_context.decode(None)
 
     def _check_pixels(self) -> None:
         context, limit = self.stream.codec_context, self.file.limits.max_frame_pixels

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import av
 
+from h3serve.media.writer import MUXER
 from h3serve.service.job import Json
 
 NAMES = {"video": "video.mp4", "audio": "audio.m4a", "thumbnail": "thumbnail.jpg"}
@@ -38,7 +39,7 @@ def keep_files(folder: Path) -> Json:
 
 
 def _copy_sound(video: Path, target: Path) -> None:
-    with av.open(str(video)) as source, av.open(str(target), "w", format="ipod") as box:
+    with av.open(str(video)) as source, av.open(str(target), "w", format="ipod", options=MUXER) as box:
         track = source.streams.audio[0]
         copy = box.add_stream_from_template(track)
         for packet in source.demux(track):

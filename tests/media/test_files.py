@@ -81,7 +81,8 @@ def test_frames_folder(tmp_path: Path) -> None:
     save_frames(f"{tmp_path}/out/", pixels, WAVE)
     names = sorted(p.name for p in (tmp_path / "out").iterdir())
     assert names == ["audio.wav", "frame_00000.png", "frame_00001.png", "frame_00002.png"]
-    assert np.array_equal(np.asarray(Image.open(tmp_path / "out" / "frame_00002.png")), pixels[2])
+    for index in range(3):
+        assert np.array_equal(np.asarray(Image.open(tmp_path / "out" / f"frame_0000{index}.png")), pixels[index])
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
