@@ -17,7 +17,7 @@ from typing import IO
 from urllib.parse import unquote
 
 from h3serve.core.errors import MediaError, OutputError
-from h3serve.media.inline import hint, write_base64, write_data
+from h3serve.media.inline import hint, in_pieces, write_inline
 from h3serve.media.sources import ANYWHERE, MediaFile, SourcePolicy
 from h3serve.media.tar_member import parse_member, write_member
 from h3serve.media.web import shown_url, write_url
@@ -44,8 +44,7 @@ def open_source(uri: str, policy: SourcePolicy = ANYWHERE, *, field: str = "medi
         with _copied(media, policy, lambda out: write_url(out, uri, media, policy)) as file:
             yield file
     elif scheme in ("data", "base64"):
-        write = write_data if scheme == "data" else write_base64
-        with _copied(media, policy, lambda out: write(out, uri, media)) as file:
+        with _copied(media, policy, lambda out: write_inline(out, in_pieces(uri), media)) as file:
             yield file
     elif scheme in ("tar+offset", "tar+b64header"):
         member = parse_member(uri, media)

@@ -1,32 +1,46 @@
-"""Reading a body, JSON or multipart, while counting its bytes: a cap stops it before it is stored."""
+"""Reading a body, JSON or multipart, while its bytes are counted: a cap stops it before it is stored.
+
+It is taken apart in blocks, in a few threads: the event loop only hands them on.
+"""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from h3serve.core.errors import RequestError
+from h3serve.service.body_cap import lift_cap, too_large
+from h3serve.service.folder import check_free
 from h3serve.service.job import Json
+from h3serve.service.json_body import INLINE, JsonBody
 from h3serve.service.peer_fields import MAY_NAME_MEDIA
 from h3serve.service.replies import Refusal
 from h3serve.service.settings import BodyLimits
 
+_BLOCK = 2**17  # bytes that are handed on together
+_SMALL = 2**14  # a JSON body up to here costs the event loop less than a thread would
+_MOST_HEADER = 2**13  # of a part
+
 
 @dataclass(frozen=True)
 class Upload:
-    """A file part: `path` is where it lies, `part` and `name` what the caller calls it."""
+    """A file part: `path` is where it lies, `part` and `name` what the caller calls it.
+
+    Of media that came inside JSON the file holds the `data:` or `base64:` text.
+    """
 
     path: Path
     part: str
     name: str
+    is_inline: bool = False
 
 
 @dataclass
@@ -36,79 +50,61 @@ class Body:
     fields: Json = field(default_factory=dict)
     files: list[Upload] = field(default_factory=list)
     is_form: bool = False
+    is_small: bool = True
 
     @property
     def is_plain(self) -> bool:
         """Nothing came with it and nothing is named in it that must be fetched, probed or kept."""
-        return not (self.is_form or any(self.fields.get(name) for name in MAY_NAME_MEDIA))
+        return not (self.is_form or self.files or any(self.fields.get(name) for name in MAY_NAME_MEDIA))
 
 
-async def read_body(request: Request, folder: Path, limits: BodyLimits) -> Body:
-    """The body of `request`; file parts are written into `folder`, which is made when needed.
+async def read_body(request: Request, folder: Path, limits: BodyLimits, threads: CapacityLimiter) -> Body:
+    """The body of `request`; files are written into `folder`, which is made when needed.
 
-    Raises RequestError or Refusal (413, 415); the caller removes the folder then.
+    Raises RequestError, Refusal (415) or HTTPException (413); the caller removes the folder then.
     """
     kind, options = parse_options_header(request.headers.get("content-type", "").encode("latin-1"))
     if kind == b"multipart/form-data":
         boundary = options.get(b"boundary")
         if not boundary:
             raise RequestError("request", "multipart without a boundary", "send a boundary in Content-Type")
-        return await _read_form(_capped(request, limits.body), boundary, folder, limits)
+        lift_cap(request.scope, limits.body)
+        return await _read_form(request.stream(), boundary, folder, limits, threads)
     if kind not in (b"application/json", b""):
         raise Refusal(415, "send application/json or multipart/form-data", code="unsupported_media_type")
-    return Body(parse_json(b"".join([chunk async for chunk in _capped(request, limits.json)])))
+    lift_cap(request.scope, limits.json)
+    return await _read_json(request.stream(), folder, limits, threads)
 
 
-def parse_json(data: bytes | str) -> Json:
-    """A JSON object; raises RequestError for anything else, NaN and repeated names included."""
+async def _read_json(chunks: AsyncIterator[bytes], folder: Path, limits: BodyLimits, threads: CapacityLimiter) -> Body:
+    def new_file(number: int) -> Path:
+        if number >= limits.files:
+            raise RequestError("request", "too many media", f"at most {limits.files}")
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{INLINE}{number:02}"
+
+    read = JsonBody(new_file)
     try:
-        value = json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_unique)
-        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
-    except RequestError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise RequestError("request", "this body", f"send one JSON object ({type(error).__name__})") from None
-    if not isinstance(value, dict):
-        raise RequestError("request", type(value).__name__, "send one JSON object")
-    return value
+        size = await _feed(chunks, read.feed, folder, limits, threads, is_cheap=True)
+        if size <= _SMALL:
+            return Body(read.finish())
+        fields = await to_thread.run_sync(read.finish, limiter=threads)
+    finally:
+        read.close()
+    files = [
+        Upload(path, f"{INLINE}{number}", f"data: uri of {length} characters", is_inline=True)
+        for number, (path, length) in enumerate(read.media)
+    ]
+    return Body(fields, files, is_small=False)
 
 
-def _refuse_constant(name: str) -> Any:
-    raise RequestError("request", name, "JSON has no such number")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> Json:
-    found: Json = {}
-    for name, value in pairs:
-        if name in found:
-            raise RequestError(name, value, "the field is given twice")
-        found[name] = value
-    return found
-
-
-async def _capped(request: Request, limit: int) -> AsyncIterator[bytes]:
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
-        raise too_large("the body", limit)
-    total = 0
-    async for chunk in request.stream():
-        total += len(chunk)
-        if total > limit:
-            raise too_large("the body", limit)
-        yield chunk
-
-
-def too_large(what: str, limit: int) -> Refusal:
-    """413 with the bound."""
-    return Refusal(413, f"{what} is larger than {limit} bytes", code="too_large")
-
-
-async def _read_form(chunks: AsyncIterator[bytes], boundary: bytes, folder: Path, limits: BodyLimits) -> Body:
+async def _read_form(
+    chunks: AsyncIterator[bytes], boundary: bytes, folder: Path, limits: BodyLimits, threads: CapacityLimiter
+) -> Body:
     form = _Form(folder, limits)
     try:
         parser = MultipartParser(boundary, form.callbacks())  # type: ignore[arg-type]
-        async for chunk in chunks:
-            parser.write(chunk)
+        await _feed(chunks, parser.write, folder, limits, threads)
         parser.finalize()
     except FormParserError as error:
         raise RequestError("request", "this body", f"it is not whole multipart/form-data ({error})") from None
@@ -117,6 +113,35 @@ async def _read_form(chunks: AsyncIterator[bytes], boundary: bytes, folder: Path
     if not form.is_whole:
         raise RequestError("request", "this body", "the multipart body ends too early")
     return form.body
+
+
+async def _feed(
+    chunks: AsyncIterator[bytes],
+    take: Callable[[bytes], object],
+    folder: Path,
+    limits: BodyLimits,
+    threads: CapacityLimiter,
+    *,
+    is_cheap: bool = False,
+) -> int:
+    """Give everything to `take`, in a thread unless it is small and cheap; returns how many bytes that were."""
+
+    def hand_on(block: bytes) -> None:
+        check_free(folder, limits.free)
+        take(block)
+
+    block, size = bytearray(), 0
+    async for chunk in chunks:
+        block += chunk
+        size += len(chunk)
+        if len(block) >= _BLOCK:
+            await to_thread.run_sync(hand_on, bytes(block), limiter=threads)
+            block.clear()
+    if is_cheap and size <= _SMALL:
+        take(bytes(block))
+    elif block:
+        await to_thread.run_sync(hand_on, bytes(block), limiter=threads)
+    return size
 
 
 class _Form:
@@ -154,8 +179,8 @@ class _Form:
 
     def _add_header(self, index: int, data: bytes) -> None:
         self._header[index].extend(data)
-        if len(self._header[index]) > self.limits.field:
-            raise too_large("a part's header", self.limits.field)
+        if len(self._header[index]) > _MOST_HEADER:
+            raise too_large("a part's header", _MOST_HEADER)
 
     def _end_header(self) -> None:
         name, value = self._header

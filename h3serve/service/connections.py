@@ -56,7 +56,7 @@ class Connection(H11Protocol):
         self._received = 0  # bytes meanwhile
         self._blocked: float | None = None  # since when there is no room to send
         self._closing: float | None = None  # since when it only waits for what is left to be taken
-        self._awaited: tuple[Any, Any] = (self.conn.their_state, None)
+        self._awaited: tuple[Any, ...] = (self.conn.their_state, None, False)
         self._looked = self._began
         super().connection_made(transport)
         if len(self.connections) > self.limits.most and not self._make_room():
@@ -118,7 +118,9 @@ class Connection(H11Protocol):
             else:
                 self.transport.close()
         elif their is h11.SEND_BODY:
-            if self.flow.read_paused:  # the server is slow, not the client
+            if self._awaited[-1] and self._received > limits.ignored:  # of a body that was refused
+                self.transport.abort()
+            elif self.flow.read_paused:  # the server is slow, not the client
                 self._began += min(now - self._looked, waited)
             elif waited > limits.body_s + self._received / limits.body_rate:
                 self._refuse(408, "the request's body was not sent in time")
@@ -126,7 +128,8 @@ class Connection(H11Protocol):
 
     def _note_step(self) -> None:
         """A new step begins when another state, or another request, is waited for."""
-        step = (self.conn.their_state, self.cycle)
+        is_answered = self.cycle is not None and self.cycle.response_complete
+        step = (self.conn.their_state, self.cycle, is_answered)
         if step != self._awaited:
             self._awaited, self._began, self._received = step, time.monotonic(), 0
             self._looked = self._began

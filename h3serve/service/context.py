@@ -31,6 +31,7 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 _DRAIN_RETRY_S = 30
 _INTAKE_THREADS = 16
+_BODY_THREADS = 8  # that take bodies apart as they come
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Context:
     intake: Intake
     draining: threading.Event = field(default_factory=threading.Event)  # takes no new job
     limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_INTAKE_THREADS))
+    readers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_BODY_THREADS))
     patience: Patience = field(default_factory=Patience)
     helpers: list[threading.Thread] = field(default_factory=list)  # tidying and webhooks; none may die unseen
     streams: Counter[str] = field(default_factory=Counter)  # open event streams of each key
@@ -86,13 +88,13 @@ class Context:
         self.store.check_room(caller.name, max_queued=self.settings.max_queued, max_owned=caller.max_queued)
 
     async def prepare(self, body: Body, caller: Caller, job_id: str) -> NewJob:
-        """The job a body asks for; one that names no media costs no thread."""
+        """The job a body asks for; one that is small and names no media costs no thread."""
         folder = self.folder.incoming(job_id)
 
         def prepare() -> NewJob:
             return self.intake.prepare(body, job_id=job_id, folder=folder, caller=caller)
 
-        return prepare() if body.is_plain else await self.work(prepare)
+        return prepare() if body.is_plain and body.is_small else await self.work(prepare)
 
     async def work(self, function: Callable[[*Args], T], *args: *Args) -> T:
         """Run a function that may fetch and probe media in one of a few threads of its own.

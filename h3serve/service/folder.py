@@ -10,6 +10,7 @@ DATA/set-aside/TIME/   what lay in jobs/ at a start and the store knew nothing o
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -170,6 +171,14 @@ def write_result(attempt: Path, result: Json) -> None:
         os.fsync(file.fileno())
     partial.rename(attempt / RESULT)
     flush(attempt)
+
+
+def check_free(folder: Path, least: int) -> None:
+    """Raises OSError (no space) when the disk of `folder`, or of what is there above it, has less than `least` free."""
+    while not folder.exists():
+        folder = folder.parent
+    if shutil.disk_usage(folder).free < least:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def flush(path: Path) -> None:

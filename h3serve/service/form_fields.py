@@ -12,8 +12,9 @@ import re
 from typing import Any
 
 from h3serve.core.errors import RequestError
-from h3serve.service.body import Body, parse_json
+from h3serve.service.body import Body
 from h3serve.service.job import Json
+from h3serve.service.json_body import parse_json
 
 UPLOAD = "upload:"
 _NAME = re.compile(r"(\w+)((?:\[\w*\])+)")

@@ -15,12 +15,14 @@ from pathlib import Path
 
 from h3serve.core.errors import MediaError
 from h3serve.media.fetch import open_source
+from h3serve.media.inline import write_inline
 from h3serve.media.sources import MediaFile, SourcePolicy
 from h3serve.service.body import Upload, safe_suffix
 from h3serve.service.form_fields import UPLOAD
 from h3serve.service.input_names import read_names
 
 _JOB = re.compile(r"job:(video_[0-9a-f]{32})/([0-9]{2}[.a-z0-9]{0,6})")
+_PIECE = 2**16  # characters of inline media that are decoded at once
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,10 @@ class Sources:
     def take(self, uri: str, folder: Path, stem: str, where: str) -> MediaFile:
         """Copy the file behind `uri` to `folder`/`stem`; raises MediaError naming `where`."""
         folder.mkdir(parents=True, exist_ok=True)
-        found = self._upload(uri, where) or self._earlier(uri, where)
+        upload = self._upload(uri, where)
+        if upload is not None and upload.is_inline:
+            return self._decode(upload, folder / stem, where)
+        found = self._earlier(uri, where) if upload is None else (upload.path, upload.name or upload.part)
         if found is not None:
             return self._copy(found, folder, stem, where)
         if not self.fetch_urls and uri.lower().startswith(("http:", "https:")):
@@ -58,14 +63,21 @@ class Sources:
         self.names[target.name] = name
         return MediaFile(target, where, name, self.policy.limits)
 
-    def _upload(self, uri: str, where: str) -> tuple[Path, str] | None:
+    def _decode(self, upload: Upload, target: Path, where: str) -> MediaFile:
+        file = MediaFile(target, where, upload.name, self.policy.limits)
+        with upload.path.open(encoding="utf-8", newline="") as text, target.open("wb") as out:
+            write_inline(out, iter(lambda: text.read(_PIECE), ""), file)
+        self.names[target.name] = upload.name
+        return file
+
+    def _upload(self, uri: str, where: str) -> Upload | None:
         wanted = uri.removeprefix(UPLOAD)
         matches = [upload for upload in self.uploads if wanted in (upload.part, upload.name)]
         if len(matches) > 1:
             raise MediaError(where, uri, "more than one uploaded file has this name")
         if matches:
             self.used.add(matches[0].path)
-            return matches[0].path, matches[0].name or matches[0].part
+            return matches[0]
         if uri.startswith(UPLOAD):
             raise MediaError(where, uri, "no uploaded file of this request has this name")
         return None

@@ -46,6 +46,7 @@ class BodyLimits:
     file: int = GIB
     json: int = 64 * 2**20  # of a JSON body, with references as data URIs
     field: int = 2**20
+    free: int = 256 * 2**20  # of the disk, which bodies leave
     files: int = 16
     fields: int = 128
 
@@ -59,6 +60,7 @@ class ConnectionLimits:
     header_s: float = 20.0  # for a request's header
     body_s: float = 30.0  # for its body, and as long again as it takes at `body_rate`
     body_rate: float = 16 * 2**10  # bytes a second
+    ignored: int = 256 * 2**20  # bytes of a body that is sent on though its request was refused
     send_s: float = 60.0  # without room to send: the client does not read
 
 

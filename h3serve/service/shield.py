@@ -9,6 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from h3serve.service.body_cap import BodyCap
 from h3serve.service.hosts import Hosts
 from h3serve.service.metrics import Metrics
 from h3serve.service.replies import error_reply, reply_to
@@ -54,7 +55,7 @@ class Shield:
             if (refusal := self.refusal(scope)) is not None:
                 await refusal(scope, receive, guarded)
             else:
-                await self.app(scope, receive, guarded)
+                await self.app(scope, BodyCap(scope, receive), guarded)
         except Exception as error:
             if has_begun:  # too late for another reply: the connection is cut
                 raise

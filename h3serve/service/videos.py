@@ -68,14 +68,15 @@ def list_videos(
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
-) -> Json:
+) -> JSONResponse:
     """The caller's videos, newest first; `after` is the last id of the page before."""
     if after is not None:
         context.find(after, caller)
     jobs, has_more = context.store.page(owner=caller.name, after=after, limit=limit, newest_first=order == "desc")
     data = [context.view(job) for job in jobs]
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
+    # Made here, in this thread: a hundred long prompts would hold the event loop up.
+    return JSONResponse({"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more})
 
 
 @router.get("/videos/{job_id}")
@@ -112,7 +113,7 @@ async def _body(request: Request, context: Context, job_id: str) -> AsyncIterato
     folder = context.folder.incoming(job_id)
     body: Body | None = None
     try:
-        body = await read_body(request, folder, context.settings.limits)
+        body = await read_body(request, folder, context.settings.limits, context.readers)
         yield body
     except ClientDisconnect:
         raise Refusal(400, "the connection was closed before the body was whole", code="incomplete") from None
