@@ -50,7 +50,7 @@ def _upload() -> Iterator[bytes]:
 
 def send(port: int, kind: str, until: float) -> None:
     """Send such bodies one after another."""
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # where the rest runs at real-time priority
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False) as client:
         while time.time() < until:
             content_type, pieces = bodies(kind)
