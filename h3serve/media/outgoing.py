@@ -49,16 +49,11 @@ async def exchange(
     it is the reply.
     """
     try:
-        # No proxy from the environment: the connection must go to the checked address. None is kept for another
-        # request either: names that share an address would share a connection made for one of them.
+        # No proxy from the environment: the connection must go to the checked address. A reply that redirects is not
+        # read, so its connection ends with it: names that share an address must not share one made for one of them.
         async with (
             asyncio.timeout(bounds.total_seconds),
-            httpx.AsyncClient(
-                timeout=bounds.connect_seconds,
-                trust_env=False,
-                verify=_tls(),
-                limits=httpx.Limits(max_keepalive_connections=0),
-            ) as client,
+            httpx.AsyncClient(timeout=bounds.connect_seconds, trust_env=False, verify=_tls()) as client,
         ):
             response = await _follow(client, method, read_url(url), bounds, {**_HEADERS, **(headers or {})}, content)
             try:
