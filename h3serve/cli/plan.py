@@ -81,11 +81,12 @@ def _checkpoint(
     from h3serve.weights.locate import locate
     from h3serve.weights.opened import open_checkpoint
     from h3serve.weights.size_rules import read_size_rules
+    from h3serve.weights.tokenizer import open_tokenizer
 
     folder = locate(model, partition, cache=cache)
-    held = held_as(
-        {partition: open_checkpoint(folder, partition)}, torch.bfloat16 if on_gpu else torch.float32, float8=float8
-    )
+    opened = open_checkpoint(folder, partition)
+    open_tokenizer(folder, partition, opened["text_encoder"].config)
+    held = held_as({partition: opened}, torch.bfloat16 if on_gpu else torch.float32, float8=float8)
     return read_size_rules(folder.partition(partition).folder), held
 
 

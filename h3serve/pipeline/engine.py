@@ -44,7 +44,7 @@ from h3serve.weights.layout import ModelFolder
 from h3serve.weights.locate import locate
 from h3serve.weights.opened import Opened, open_checkpoint
 from h3serve.weights.size_rules import read_size_rules
-from h3serve.weights.tokenizer import check_processor_files, load_tokenizer
+from h3serve.weights.tokenizer import open_tokenizer
 
 ENCODERS = ("text_encoder", "video_vae", "audio_vae")
 
@@ -161,7 +161,9 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
     folders = {p: locate_model(settings, p) for p in partitions}
     opened = {p: open_checkpoint(folder, p) for p, folder in folders.items()}
     shared = partitions[0]  # the partitions' other components are the same files
-
+    # All that can be refused is, before the first weights are read.
+    tokenizer = open_tokenizer(folders[shared], shared, opened[shared]["text_encoder"].config)
+    rules = read_size_rules(folders[shared].partition(shared).folder)
     float8 = settings.float8
     held = held_as(opened, dtype, float8=float8)
     choice = choose_for(
@@ -177,6 +179,7 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
         raise RequestError(
             "text_encoder", "sharded", "auto or replicated: only weights that stay on the GPU are divided"
         )
+    encodings = _encodings(settings, opened[shared], share, made=(maker_of(device), dtype))
     peaks = PeakMeter(device, share.largest)
     placements: dict[nn.Module, Placement[nn.Module]] = {}
 
@@ -192,7 +195,6 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
     text_encoder, video_vae, audio_vae = load("text_encoder"), load("video_vae"), load("audio_vae")
     assert isinstance(text_encoder, TextEncoder)
     assert isinstance(video_vae, VideoVAE) and isinstance(audio_vae, AudioVAE)
-    check_processor_files(folders[shared].component("processor", shared).folder)
     denoisers = {p: _denoiser(load("transformer", p), settings.quality, device) for p in partitions}
     use_vae_tier(video_vae, settings.quality, device)
     share.connect(denoisers.values(), video_vae)
@@ -209,7 +211,7 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
     }
     peaks.load_done()
     return Engine(
-        tokenizer=load_tokenizer(folders[shared].component("tokenizer", shared).folder, text_encoder.config),
+        tokenizer=tokenizer,
         text_encoder=text_encoder,
         video_vae=video_vae,
         audio_vae=audio_vae,
@@ -217,10 +219,10 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
         sigma_shifts={p: _shifts(folders[p], p) for p in partitions},
         device=device,
         quality=settings.quality,
-        rules=read_size_rules(folders[shared].partition(shared).folder),
+        rules=rules,
         placements=placements,
         modulations=tiers,
-        encodings=_encodings(settings, opened[shared], share, made=(maker_of(device), dtype)),
+        encodings=encodings,
         cache=cache,
         choice=choice,
         size=held.model,

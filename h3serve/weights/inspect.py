@@ -16,7 +16,8 @@ from h3serve.weights.layout import ModelFolder, SigmaShifts
 from h3serve.weights.load import read_tensors
 from h3serve.weights.networks import precision_finding
 from h3serve.weights.opened import OpenedComponent, open_checkpoint
-from h3serve.weights.probes import PROBED, read_probes
+from h3serve.weights.probes import PROBED
+from h3serve.weights.tokenizer import open_tokenizer
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ def inspect_model(model: ModelFolder) -> Inspection:
     """
     reports: dict[Path, ComponentReport] = {}
     for partition in model.partitions:
-        for opened in open_checkpoint(model, partition).values():
+        networks = open_checkpoint(model, partition)
+        open_tokenizer(model, partition, networks["text_encoder"].config)
+        for opened in networks.values():
             folder = opened.index.folder
             if folder not in reports:  # the diffusers layout shares all but the transformers
                 reports[folder] = inspect_component(opened)
@@ -82,7 +85,7 @@ def inspect_component(opened: OpenedComponent) -> ComponentReport:
         opened.partition,
         tensors=read_tensors(index, key_map, {*PROBED[opened.name], *sampled(shapes)}),
         original=opened.original,
-        recorded=read_probes(opened.partition_folder),
+        recorded=opened.recorded,
     )
     return ComponentReport(
         name=opened.name,

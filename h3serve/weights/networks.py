@@ -13,7 +13,7 @@ from h3serve.weights.canary import Finding, examine, precision, report, sampled
 from h3serve.weights.load import check_complete, load_weights, nothing, read_tensors
 from h3serve.weights.opened import OpenedComponent
 from h3serve.weights.parts import Cut, everything
-from h3serve.weights.probes import PROBED, key, read_probes
+from h3serve.weights.probes import PROBED, key
 
 
 def load_component(
@@ -60,7 +60,7 @@ def check_loaded(opened: OpenedComponent, held: Mapping[str, torch.Tensor], *, w
 
     Recorded tensors that were not loaded are read for it; a rank's share, not `whole`, is not compared.
     """
-    recorded = read_probes(opened.partition_folder) if whole else {}
+    recorded = opened.recorded if whole else {}
     skipped = set(recorded.get(key(opened.name, opened.partition), {})) - set(held)
     findings = examine(
         opened.name,

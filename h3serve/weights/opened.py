@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from h3serve.weights.checks import Shape, check_stored
 from h3serve.weights.components import RECIPES, Recipe, build_on_meta
 from h3serve.weights.index import TensorIndex, read_index
 from h3serve.weights.layout import Component, ModelFolder
+from h3serve.weights.probes import Probes, read_probes
 
 FORMATS = ("quantization_config", "quantization", "quant_method")  # keys by which a config names a quantized format
 
@@ -32,11 +32,11 @@ class OpenedComponent:
     name: str
     partition: Partition
     layout: Layout
-    partition_folder: Path  # where `h3serve.json` may lie
     config: Any
     index: TensorIndex
     key_map: KeyMap
     shapes: Mapping[str, Shape]  # of the network's tensors, by our names
+    recorded: Mapping[str, Probes]  # what `h3serve.json` knows of the weights, for the canary
 
     @property
     def recipe(self) -> Recipe:
@@ -73,9 +73,8 @@ def open_component(model: ModelFolder, name: str, partition: Partition) -> Opene
     key_map, shapes = _sizes(recipe, component, config, model.layout)
     index = read_index(component.weights)
     check_stored(index, key_map, shapes)
-    return OpenedComponent(
-        name, partition, model.layout, model.partition(partition).folder, config, index, key_map, shapes
-    )
+    recorded = read_probes(model.partition(partition).folder)
+    return OpenedComponent(name, partition, model.layout, config, index, key_map, shapes, recorded)
 
 
 def open_checkpoint(model: ModelFolder, partition: Partition) -> dict[str, OpenedComponent]:

@@ -9,12 +9,20 @@ from typing import Any
 from transformers import Qwen2TokenizerFast
 
 from h3serve.core.errors import CheckpointError
+from h3serve.core.tasks import Partition
 from h3serve.models.patches import check_processor
 from h3serve.models.text_encoder import TextEncoderConfig
 from h3serve.models.tokenizer import Tokenizer, check_tokenizer
+from h3serve.weights.layout import ModelFolder
 
 PICTURE_SETTINGS = "preprocessor_config.json"
 CLIP_SETTINGS = "video_preprocessor_config.json"
+
+
+def open_tokenizer(model: ModelFolder, partition: Partition, config: TextEncoderConfig) -> Tokenizer:
+    """A checkpoint's tokenizer, if it and the processor's settings are those of H3; else CheckpointError."""
+    check_processor_files(model.component("processor", partition).folder)
+    return load_tokenizer(model.component("tokenizer", partition).folder, config)
 
 
 def load_tokenizer(folder: Path, config: TextEncoderConfig) -> Tokenizer:

@@ -198,6 +198,26 @@ def test_what_was_opened_is_not_opened_again(copy: Path, monkeypatch: pytest.Mon
     assert inspect.inspect_component(opened).tensors == len(opened.index.tensors)
 
 
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("tokenizer/tokenizer_config.json", "tokenizer_config.json is missing"),
+        ("processor/preprocessor_config.json", "preprocessor_config.json"),
+        ("h3serve.json", "does not parse as JSON"),
+    ],
+)
+def test_what_lies_beside_the_networks_is_looked_at_first_too(
+    copy: Path, file: str, said: str, unread: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copy / file).unlink()
+    if file == "h3serve.json":
+        (copy / file).write_text("{")
+    with pytest.raises(CheckpointError, match=said) as caught:
+        Generator.from_pretrained(copy, device="cpu")
+    assert run(["inspect", str(copy)]) != 0
+    assert str(caught.value) in " ".join(capsys.readouterr().err.split())
+
+
 DOORS = ("read_index", "key_map", "read_config")
 
 
