@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from statistics import median
 
 from anyio import to_thread
 
@@ -14,15 +15,20 @@ from h3serve.service.store import JobStore
 
 _MAX_RETRY_S = 600
 _LOOK_S = 1.0
+_HISTORY = 200  # finished jobs that are looked at
+_ALIKE = 8.0  # times as much work, or as little: a video of 15 s is 7 of 5 s
+_NEAREST = 5
 
 
 def seconds_for(store: JobStore, plan: Json) -> float | None:
-    """Seconds a plan would run: recent seconds per petaflop times its petaflops; None: no history."""
-    work = [(s, p) for s, p in store.recent_work() if p > 0]
-    if not work:
-        return None
-    rate = sum(s for s, _ in work) / sum(p for _, p in work)
-    return round(rate * float(plan["petaflops"]), 1)
+    """Seconds a plan would run, by the finished jobs whose work is nearest to its own; None if none is near.
+
+    A much smaller video says nothing of it: most of its time went into what every video costs.
+    """
+    wanted = float(plan["petaflops"])
+    alike = [(s, p) for s, p in store.recent_work(_HISTORY) if wanted / _ALIKE <= p <= wanted * _ALIKE]
+    nearest = sorted(alike, key=lambda work: abs(math.log(work[1] / wanted)))[:_NEAREST]
+    return round(median(s * wanted / p for s, p in nearest), 1) if nearest else None
 
 
 class Patience:

@@ -46,7 +46,7 @@ async function check() {
   planning = new AbortController();
   try {
     const p = await post("/v1/plan", body(), planning.signal);
-    const time = p.estimated_seconds == null ? "no finished video yet to judge the time by" : `about ${history.time(p.estimated_seconds)}`;
+    const time = p.estimated_seconds == null ? "no finished video of this size yet to judge the time by" : `about ${history.time(p.estimated_seconds)}`;
     plan.textContent = `${p.width}×${p.height}, ${p.frames} frames (${p.seconds.toFixed(2)} s), ${p.steps} steps; ${time}; ${p.peak_gib} GiB of memory`;
     tell(null);
   } catch (error) {
