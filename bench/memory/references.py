@@ -7,10 +7,15 @@ from pathlib import Path
 
 import av
 import numpy as np
+import torch
 
 from bench.memory.run import GIB, PROMPT, Results, Run, ready_engine
-from h3serve.core.capacity import work_of
+from bench.speed.timing import alternate
+from h3serve.core import segments
+from h3serve.core.capacity import encoding_bytes, work_of
 from h3serve.core.geometry import FPS, RELEASED_SIZES
+from h3serve.models.tiers import use_vae_tier
+from h3serve.models.video_vae import VideoVAE
 from h3serve.models.video_vae_memory import tiles_of
 from h3serve.pipeline.generator import Generator
 from h3serve.runtime.machine import Machine
@@ -49,6 +54,23 @@ def references_part(run: Run, found: Results) -> None:
         }
         run.write()
     found["tiles_at_once"] = [engine.video_vae.encode_tile_batch, engine.video_vae.tile_batch]
+    found["5 s, torch's own kernels"] = _plain(run, engine.video_vae)
+
+
+def _plain(run: Run, vae: VideoVAE) -> Results:
+    """The encoder as cards without our kernels run it, one tile at a time: bytes beside the weights."""
+    width, height = (96, 64) if run.tiny else (1344, 768)
+    use_vae_tier(vae, "exact", run.device)
+    frames = torch.randint(0, 256, (124, height, width, 3), dtype=torch.uint8)
+    (timing,) = alternate(
+        {"encode": lambda: vae.encode_frames(frames)}, rounds=1, device=run.device, warm_up=False
+    ).values()
+    planned = encoding_bytes(segments.clip((width, height), len(frames), 0), tiles_of(vae))
+    return {
+        "seconds": round(timing.median, 2),
+        "planned_gib": round(planned / GIB, 2),
+        "seen_gib": round(timing.peak_bytes / GIB, 2),
+    }
 
 
 def _body(run: Run, seconds: float) -> Results:

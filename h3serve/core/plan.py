@@ -165,7 +165,7 @@ def _duration(request: GenerationRequest, probes: Sequence[MediaProbe], limits: 
     if asked is not None:
         return asked
     index, condition, probe = next((i, c, p) for i, c, p in _numbered(request, probes) if c.type in _SOUND_BEARING)
-    seconds = probe.sound_seconds - (condition.start_time_seconds or 0.0)
+    seconds = round(probe.sound_seconds - (condition.start_time_seconds or 0.0), 6)  # 6.1 - 2.1 is 4
     if not probe.has_sound:
         raise RequestError(f"conditions[{index}]", "no sound", "target.duration_seconds is required without a sound")
     if not limits.min_seconds <= seconds <= limits.max_seconds:

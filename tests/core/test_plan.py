@@ -99,6 +99,52 @@ def test_media_that_do_not_fit(conditions: list[Any], probes: list[MediaProbe], 
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("seconds", "frames"),
+    [(4.4833, 124), (4.47, 107), (4.0, 107), (5.1666, 124), (5.19, 141), (15.0, 362)],
+)
+def test_seconds_become_the_nearest_frame_then_the_next_17n_plus_5(seconds: float, frames: int) -> None:
+    """4.4833 s are 107.6 frames: 108, and 107 no longer hold them; 4.47 s are 107.3: 107."""
+    assert resolve("t2va", seconds).frames == frames
+
+
+@pytest.mark.parametrize(("seconds", "latents"), [(5.15, 37), (5.14, 32), (2.9, 17), (2.32, 17), (2.31, 12)])
+def test_a_reference_video_has_its_nearest_number_of_frames(seconds: float, latents: int) -> None:
+    """The largest 17k+5 in them: 123.6 frames count as 124, 123.4 as 123, which hold 107 = 32 latents."""
+    plan = resolve("ref2va", 8, [condition("video")], [MediaProbe("video", 1344, 768, seconds, 24.0)])
+    assert plan.conditions[0].latent_frames == latents
+
+
+@pytest.mark.parametrize(("frames", "sampled"), [(144.6 / 24, 13), (144.4 / 24, 12)])
+def test_a_reference_video_is_shown_in_pairs_of_its_frames(frames: float, sampled: int) -> None:
+    """Every 12th frame is shown: 13 of 145, in 7 blocks, 12 of 144, in 6; a block has 1008 + 2 tokens and its time."""
+    probe = MediaProbe("video", 1344, 768, frames, 24.0)
+    tokens = resolve("ref2va", 8, [condition("video")], [probe], prompt_tokens=0).text_tokens
+    assert tokens // 1010 == -(-sampled // 2)
+
+
+@pytest.mark.parametrize(("seconds", "start", "frames"), [(4.0, None, 107), (15.0, None, 362), (6.1, 2.1, 107)])
+def test_audio_of_exactly_4_and_15_s_sets_the_length(seconds: float, start: float | None, frames: int) -> None:
+    probe = MediaProbe("video", 1344, 768, seconds, 24.0, True, seconds)
+    kind = condition("audio") if start is None else condition("video_audio", start_time_seconds=start)
+    assert resolve("ref2va", None, [condition("image"), kind], [WIDE, probe]).frames == frames
+
+
+@pytest.mark.parametrize("seconds", [3.999, 15.001])
+def test_audio_beyond_4_and_15_s_sets_none(seconds: float) -> None:
+    probe = MediaProbe("audio", seconds=seconds, has_sound=True, sound_seconds=seconds)
+    with pytest.raises(RequestError, match="4 to 15 s"):
+        resolve("ref2va", None, [condition("image"), condition("audio")], [WIDE, probe])
+
+
+@pytest.mark.parametrize(("start", "latents"), [(None, 207), (2.0, 127), (3.0, 87)])
+def test_start_time_is_that_of_the_audio_too(start: float | None, latents: int) -> None:
+    """40 latents a second of what is left of 165,334 samples at 32 kHz, rounded up."""
+    changes = {} if start is None else {"start_time_seconds": start}
+    plan = resolve("ref2va", 8, [condition("video_audio", **changes)], [CLIP])
+    assert plan.conditions[0].audio_latents == latents
+
+
 def sound_of_a_video(sound: float, picture: float) -> MediaProbe:
     return MediaProbe("video", 1344, 768, picture, 24.0, True, sound)
 

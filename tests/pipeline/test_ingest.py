@@ -35,6 +35,13 @@ def test_a_turned_keyframe(tmp_path: Path, orientation: int, seen: str, canvas: 
     assert (plan.canvas, corners(prepared[0].frames[0])) == (canvas, seen)
 
 
+def test_a_video_of_129_frames_at_25_is_124_at_24(tmp_path: Path) -> None:
+    """5.16 s are 123.84 frames: the last one is not lost."""
+    path = film(tmp_path / "a.mp4", [counter(i) for i in range(129)], rate=25)
+    plan, prepared = read("ref2va", [{"type": "video", "role": "reference", "uri": str(path)}], seconds=6)
+    assert len(prepared[0].frames) == 124 and plan.conditions[0].latent_frames == 37
+
+
 def test_start_time_is_that_of_picture_and_sound(tmp_path: Path) -> None:
     """A click at 3 s and frame 72, from 1.5 s on: at 1.5 s and frame 36."""
     sound = click(32_000, 6.0, at=3.0)

@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 import torch
 
+from h3serve.core import segments
 from h3serve.core.errors import RequestError
+from h3serve.core.request import parse_request
 from h3serve.core.tasks import LIMITS
+from h3serve.pipeline.generate import make_schedules
+from h3serve.pipeline.generator import _levels
+from h3serve.pipeline.kept import Kept
+from h3serve.pipeline.packing import pack
+from h3serve.pipeline.predict import all_step_times
 from h3serve.pipeline.schedule import Schedule, make_schedule, sigma_grid, step_times
 
 VIDEO_50 = [1, 0.998302, 0.996540, 0.994709, 0.992806, 0.990826]
@@ -70,6 +77,34 @@ def test_sigma_comes_from_the_rounded_timestep() -> None:
     assert torch.equal(schedule.step(x, v, index), ratio * x + (1 - ratio) * (x + sigma * v))
 
 
+def of_kinds(*times_and_levels: float) -> list[float]:
+    """Timesteps of video, image condition, audio, audio condition."""
+    video, audio, *levels = times_and_levels
+    times = step_times(video, audio, np.arange(4), *levels)
+    return times.values[times.slots].tolist()
+
+
+def test_each_modality_has_its_own_shift_and_each_condition_its_own_level() -> None:
+    """From a request to the timestep of every row: 1 - s(N-i) / (N + (s-1)(N-i))."""
+    conditions = [{"type": kind, "uri": "a", "role": "reference"} for kind in ("image", "audio")]
+    fields = {"task": "ref2va", "prompt": "x", "conditions": conditions, "target": {"duration_seconds": 4}}
+    levels = {"imgvid_cond_noise_aug_for_inference": 0.3, "audio_cond_noise_aug_for_inference": 0.6}
+    target = segments.target((64, 64), 22)
+    layout = pack(np.ones(2, np.int64), [segments.picture((64, 64)), segments.sound(800)], target)
+    for own, expected in (
+        ({}, (12.0, 3.0)),
+        ({"flow_shift": 7.0}, (7.0, 3.0)),
+        ({"audio_flow_shift": 2.0}, (12.0, 2.0)),
+    ):
+        request = parse_request({**fields, **levels, **own, "num_inference_steps": 8})
+        schedules = make_schedules(request, (12.0, 3.0), Kept.of([]))
+        times = all_step_times(schedules, layout, _levels(request))
+        for i, step in enumerate(times):
+            video, audio = (1 - s * (8 - i) / (8 + (s - 1) * (8 - i)) for s in expected)
+            by_kind = np.array([video, max(video, 0.3), audio, max(audio, 0.6)])
+            np.testing.assert_allclose(step.values[step.slots[layout.kinds]], by_kind[layout.kinds], atol=1e-6)
+
+
 def test_conditions_are_held_near_clean() -> None:
     every = np.arange(4)
     start = step_times(0.0, 0.0, every, 0.999, 1.0)
@@ -78,4 +113,7 @@ def test_conditions_are_held_near_clean() -> None:
     later = step_times(0.9995, 0.5, every, 0.999, 1.0)  # the video has overtaken its conditions
     assert later.slots.tolist() == [1, 1, 0, 2]
     assert step_times(0.0, 0.0, np.array([0, 2]), 0.999, 1.0).values.tolist() == [0.0]
+    assert of_kinds(0.7, 0.2, 0.9, 0.4) == pytest.approx([0.7, 0.9, 0.2, 0.4])  # nobody has another's
+    assert of_kinds(0.7, 0.2, 0.5, 0.1) == pytest.approx([0.7, 0.7, 0.2, 0.2])  # neither below its own modality's
+    assert of_kinds(0.2, 0.7, 0.1, 0.5) == pytest.approx([0.2, 0.2, 0.7, 0.7])
     assert step_times(0.2, 0.1, np.array([0, 2]), 0.999, 1.0).values.dtype == np.float32
