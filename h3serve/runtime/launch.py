@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
@@ -69,7 +70,8 @@ class Followers:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                with suppress(subprocess.TimeoutExpired):  # a driver that hangs
+                    process.wait(END_S)
 
     def _await_end(self, rank: int, process: subprocess.Popen[bytes], on_lost: Callable[[int], None]) -> None:
         process.wait()

@@ -49,8 +49,8 @@ class WorkerProcess:
 
     @property
     def is_gone(self) -> bool:
-        """Its process has ended and holds nothing any more; asked after `end`."""
-        return self._popen.poll() is not None
+        """Its process and those of its ranks have ended and hold nothing any more; asked after `end`."""
+        return self._popen.poll() is not None and not lives(self._popen.pid)
 
     def end(self, grace_s: float = 0.0) -> str:
         """Wait `grace_s` for it to exit, then kill its group; returns why it ended."""
@@ -69,6 +69,20 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             return f"the worker was killed and had not ended {_REAP_S:g} s later"
         return explain_exit(code, killed_for_memory=oom_kills() > self._oom_kills)
+
+
+def lives(group: int) -> bool:
+    """A process of this group has not ended; one that has ended and that nobody asks for (a zombie) holds nothing."""
+    try:
+        os.killpg(group, 0)
+    except OSError:
+        return False
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state not in "ZX":
+                return True
+    return False
 
 
 def explain_exit(code: int, *, killed_for_memory: bool = False) -> str:

@@ -10,6 +10,7 @@ import pytest
 from h3serve.service.messages import Load, Loaded
 from h3serve.service.process import WorkerProcess, explain_exit
 
+killpg = os.killpg
 FAKE = (sys.executable, "-m", "tests.service.fake_worker")
 
 
@@ -43,6 +44,20 @@ def test_a_worker_is_ended_with_its_group() -> None:
     assert "SIGKILL" in worker.end()
     assert not is_alive(worker.pid)
     assert "SIGKILL" in worker.end()  # asking again changes nothing
+
+
+def test_a_worker_is_gone_when_its_last_process_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are processes of its group, and hold a GPU's memory each."""
+    worker = WorkerProcess(Load({}), ("sh", "-c", "sleep 60 & exit 3"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "killpg", lambda group, number: None if number else killpg(group, 0))  # it dies later
+        assert "exited with code 3" in worker.end(20)
+        assert not worker.is_gone
+    killpg(worker.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while not worker.is_gone:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 PARENT = """
