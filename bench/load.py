@@ -95,18 +95,19 @@ def every_id(http: httpx.Client) -> set[str]:
 
 
 def memory(options: argparse.Namespace, folder: Path) -> None:
-    """Resident MiB of server and worker after a tenth of the jobs and after all of them."""
+    """Resident MiB of server and worker after a tenth of the jobs and after each fifth."""
     with live(folder / "memory", max_queued=20) as server, server.client() as http:
         wait(lambda: http.get("/ready").status_code == 200)
         seen: list[tuple[int, int]] = []
+        marks = [options.jobs // 10, *(options.jobs * fifth // 5 for fifth in range(1, 6))]
         for number in range(options.jobs):
             while http.post("/v1/videos", json={**T2VA, "seed": number % 7}).status_code == 429:
                 time.sleep(0.05)
-            if number + 1 in (options.jobs // 10, options.jobs):
+            if number + 1 in marks:
                 workers = [e["pid"] for e in server.log if e["message"] == "worker starts"]
                 sizes = [psutil.Process(p).memory_info().rss >> 20 for p in (server.process.pid, workers[-1])]
                 seen.append((sizes[0], sizes[1]))
-    print(f"memory (server, worker) MiB after {options.jobs // 10} and {options.jobs} jobs: {seen}")
+    print(f"memory (server, worker) MiB after {marks} jobs: {seen}")
 
 
 def wait(look: Any) -> None:
