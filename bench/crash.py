@@ -1,4 +1,4 @@
-"""Kills a server or its worker at random moments (default: 50 kills, 200 jobs) and checks every promise.
+"""Kills a server or its worker at random moments (default: 60 kills, 200 jobs) and checks every promise.
 
 Run from the repository's root: python -m bench.crash [--jobs N] [--kills N] [--seed N]
 """
@@ -14,7 +14,7 @@ from tests.service.chaos import Chaos
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("jobs", 200), ("kills", 50), ("seed", 0)):
+    for name, default in (("jobs", 200), ("kills", 60), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     began = time.monotonic()
