@@ -6,11 +6,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, TypeVar, TypeVarTuple
+from typing import Annotated, TypeVar
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
+from h3serve.service.admission import Admission, QueueFull
 from h3serve.service.body import Body
 from h3serve.service.estimate import Patience
 from h3serve.service.folder import DataFolder
@@ -18,19 +19,18 @@ from h3serve.service.hosts import is_local
 from h3serve.service.intake import Intake
 from h3serve.service.job import Job, Json, NewJob, is_id
 from h3serve.service.keys import Caller, KeyRing
+from h3serve.service.lanes import Lanes
 from h3serve.service.ledger import Ledger
 from h3serve.service.metrics import Metrics
 from h3serve.service.progress import ProgressBoard
 from h3serve.service.replies import Refusal
 from h3serve.service.settings import ServiceSettings
-from h3serve.service.store import JobStore, QueueFull
+from h3serve.service.store import JobStore
 from h3serve.service.supervisor import Supervisor
 from h3serve.service.views import job_view
 
 T = TypeVar("T")
-Args = TypeVarTuple("Args")
 _DRAIN_RETRY_S = 30
-_INTAKE_THREADS = 16
 _BODY_THREADS = 8  # that take bodies apart as they come
 
 
@@ -45,8 +45,8 @@ class Context:
     supervisor: Supervisor
     keys: KeyRing
     intake: Intake
+    lanes: Lanes
     draining: threading.Event = field(default_factory=threading.Event)  # takes no new job
-    limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_INTAKE_THREADS))
     readers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_BODY_THREADS))
     patience: Patience = field(default_factory=Patience)
     helpers: list[threading.Thread] = field(default_factory=list)  # tidying and webhooks; none may die unseen
@@ -60,6 +60,10 @@ class Context:
     @property
     def metrics(self) -> Metrics:
         return self.ledger.metrics
+
+    @property
+    def admission(self) -> Admission:
+        return Admission(self.settings.max_queued, self.keys.max_queued)
 
     def find(self, job_id: str, caller: Caller) -> Job:
         """The caller's job; raises Refusal 404."""
@@ -85,7 +89,7 @@ class Context:
 
     def check_room(self, caller: Caller) -> None:
         """Raises QueueFull before a body is read."""
-        self.store.check_room(caller.name, max_queued=self.settings.max_queued, max_owned=caller.max_queued)
+        self.store.check_room(caller.name, self.admission)
 
     async def prepare(self, body: Body, caller: Caller, job_id: str) -> NewJob:
         """The job a body asks for; one that is small and names no media costs no thread."""
@@ -94,14 +98,14 @@ class Context:
         def prepare() -> NewJob:
             return self.intake.prepare(body, job_id=job_id, folder=folder, caller=caller)
 
-        return prepare() if body.is_plain and body.is_small else await self.work(prepare)
+        return prepare() if body.is_plain and body.is_small else await self.work(caller, prepare)
 
-    async def work(self, function: Callable[[*Args], T], *args: *Args) -> T:
+    async def work(self, caller: Caller, function: Callable[[], T]) -> T:
         """Run a function that may fetch and probe media in one of a few threads of its own.
 
         However slow those are, the threads that answer everything else stay free.
         """
-        return await to_thread.run_sync(function, *args, limiter=self.limiter)
+        return await self.lanes.run(caller.name, function)
 
     async def queue_full(self, full: QueueFull) -> Refusal:
         """The 429 that says when to come again."""

@@ -51,6 +51,11 @@ class KeyRing:
         return any(caller.is_admin for caller in self._by_hash.values())
 
     @property
+    def max_queued(self) -> Mapping[str, int | None]:
+        """Every caller's name -> how many of its jobs may wait, None where that is not bounded."""
+        return {c.name: c.max_queued for c in self._by_hash.values()}
+
+    @property
     def max_running(self) -> Mapping[str, int]:
         """Caller name -> how many of its jobs may run at once, where that is bounded."""
         known = self._by_hash.values()

@@ -30,6 +30,7 @@ from h3serve.service.context import Context
 from h3serve.service.folder import DataFolder
 from h3serve.service.intake import Intake
 from h3serve.service.keys import Caller, KeyRing, read_keys
+from h3serve.service.lanes import Lanes
 from h3serve.service.ledger import Ledger
 from h3serve.service.logs import start_logs
 from h3serve.service.metrics import Metrics
@@ -47,6 +48,8 @@ _STREAMS_S = 3  # open downloads may take this long at the very end
 _RETENTION_S = 60.0
 _BACKLOG = 2048  # connections that wait in the kernel
 _ACCEPTS = 16  # of them are taken at once: each needs a descriptor before any can be refused
+_INTAKE_THREADS, _INTAKE_THREADS_OF_ONE = 16, 4  # that fetch and probe media, and of them for one key
+_INTAKE_PATIENCE_S = 60.0
 _SWITCH_S = 0.0005  # a thread that takes a large body apart lets the others run so soon; Python's own is 5 ms
 _TICKS_PER_CHECK = 10  # of uvicorn's, of 0.1 s
 
@@ -116,8 +119,10 @@ class Server(uvicorn.Server):
         def inputs_of(job_id: str, owner: str) -> Path | None:
             return folder.inputs(job_id) if store.get(job_id, owner) is not None else None
 
+        of_one = _INTAKE_THREADS if keys.is_open else _INTAKE_THREADS_OF_ONE
+        lanes = Lanes(_INTAKE_THREADS, of_one=of_one, patience_s=_INTAKE_PATIENCE_S)
         intake = Intake(settings, self.supervisor, inputs_of)
-        self.context = Context(settings, store, folder, ledger, self.supervisor, keys, intake)
+        self.context = Context(settings, store, folder, ledger, self.supervisor, keys, intake, lanes)
         self.failure: str | None = None
         config = uvicorn.Config(
             make_app(self.context),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from h3serve.core.errors import H3Error
+from h3serve.service.admission import Admission
 from h3serve.service.batch import Batch
 from h3serve.service.job import Job, NewJob, Outcome, job_of
 from h3serve.service.moves import LEGAL, WAITING, State
@@ -23,18 +24,7 @@ from h3serve.service.tables import jobs, open_engine
 T = TypeVar("T")
 # Built once: building a statement costs more than running it.
 _INSERT = insert(jobs)
-_WAITING = select(func.count()).select_from(jobs).where(jobs.c.state == State.QUEUED)
-_WAITING_OF = _WAITING.where(jobs.c.owner == bindparam("of"))
-
-
-class QueueFull(H3Error):
-    """No room for another job; `whose` says which bound was met."""
-
-    http_status = 429
-
-    def __init__(self, whose: str, limit: int) -> None:
-        self.whose, self.limit = whose, limit
-        super().__init__(f"{whose} already has {limit} jobs waiting; try again later")
+_WAITING = select(jobs.c.owner, func.count()).where(jobs.c.state == State.QUEUED).group_by(jobs.c.owner)
 
 
 class KeyReused(H3Error):
@@ -88,17 +78,17 @@ class JobStore:
                 self.ownership.check(connection)
             yield connection
 
-    def put(self, new: NewJob, *, max_queued: int, max_owned: int | None = None) -> Future[tuple[Job, bool]]:
+    def put(self, new: NewJob, admission: Admission) -> Future[tuple[Job, bool]]:
         """Accept a job, or find the one its idempotency key already made: (job, is_new), once it is on the disk.
 
-        The future raises QueueFull at either bound and KeyReused when the key came with another request.
+        The future raises QueueFull for who is not admitted and KeyReused when the key came with another request.
         """
-        return self._puts.submit(lambda connection: _put(connection, new, max_queued, max_owned))
+        return self._puts.submit(lambda connection: _put(connection, new, admission))
 
-    def check_room(self, owner: str, *, max_queued: int, max_owned: int | None) -> None:
+    def check_room(self, owner: str, admission: Admission) -> None:
         """Raises QueueFull now, before anything is uploaded; `put` decides for good."""
         with self.engine.connect() as connection:
-            _check_room(connection, owner, max_queued, max_owned)
+            admission.check(owner, _waiting(connection))
 
     def checkpoint(self) -> None:
         """Move what SQLite has in its log into the database, beside the writes that go on."""
@@ -251,10 +241,10 @@ class JobStore:
             return set(connection.scalars(select(jobs.c.id)))
 
 
-def _put(connection: Connection, new: NewJob, max_queued: int, max_owned: int | None) -> tuple[Job, bool]:
+def _put(connection: Connection, new: NewJob, admission: Admission) -> tuple[Job, bool]:
     if (earlier := _same_key(connection, new)) is not None:
         return earlier, False
-    _check_room(connection, new.owner, max_queued, max_owned)
+    admission.check(new.owner, _waiting(connection))
     job = Job(**vars(new), created_at=time.time())
     values = {name: value for name, value in vars(job).items() if name != "seq"}
     key = connection.execute(_INSERT, values).inserted_primary_key
@@ -294,11 +284,6 @@ def _same_key(connection: Connection, new: NewJob) -> Job | None:
     return job
 
 
-def _check_room(connection: Connection, owner: str, max_queued: int, max_owned: int | None) -> None:
-    bounds: Sequence[tuple[str, int | None, Any]] = (
-        ("the server", max_queued, _WAITING),
-        ("this key", max_owned, _WAITING_OF),
-    )
-    for whose, limit, query in bounds:
-        if limit is not None and int(connection.scalar(query, {"of": owner}) or 0) >= limit:
-            raise QueueFull(whose, limit)
+def _waiting(connection: Connection) -> dict[str, int]:
+    """How many jobs of each owner wait."""
+    return {owner: int(number) for owner, number in connection.execute(_WAITING)}

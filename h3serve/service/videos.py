@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Annotated, Literal
 
 from anyio import to_thread
@@ -12,6 +13,7 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
+from h3serve.service.admission import QueueFull
 from h3serve.service.body import Body, read_body
 from h3serve.service.context import CallerOf, Context, ContextOf
 from h3serve.service.estimate import seconds_for
@@ -20,7 +22,6 @@ from h3serve.service.keys import Caller
 from h3serve.service.moves import State
 from h3serve.service.replies import Refusal
 from h3serve.service.schema import CREATE_BODY, ERRORS
-from h3serve.service.store import QueueFull
 
 router = APIRouter(prefix="/v1", responses=ERRORS)
 _MAX_KEY = 255
@@ -127,15 +128,15 @@ async def _accept(context: Context, caller: Caller, new: NewJob, *, has_files: b
     is_new = False
     try:
         if has_files:
-            await context.work(context.folder.accept, new.id)
-        put = context.store.put(new, max_queued=context.settings.max_queued, max_owned=caller.max_queued)
+            await context.work(caller, partial(context.folder.accept, new.id))
+        put = context.store.put(new, context.admission)
         job, is_new = await asyncio.wrap_future(put)
     except asyncio.CancelledError:
         is_new = True  # its row may be on the way; the next start removes what has none
         raise
     finally:
         if has_files and not is_new:
-            await context.work(context.folder.remove, new.id)
+            await to_thread.run_sync(context.folder.remove, new.id)
     context.supervisor.wake()
     if is_new:
         context.board.ring(job)

@@ -1,5 +1,6 @@
 """Small helpers that make jobs and results."""
 
+from h3serve.service.admission import Admission
 from h3serve.service.claim import claim
 from h3serve.service.folder import DataFolder, write_result
 from h3serve.service.job import Job, NewJob, new_id
@@ -10,7 +11,7 @@ TASKS = ("t2va", "fl2va", "ref2va")
 
 def put(store: JobStore, **changes: object) -> Job:
     values: dict[str, object] = {"id": new_id(), "task": "t2va", "request": {}, "plan": {}}
-    job, _ = store.put(NewJob(**{**values, **changes}), max_queued=1000).result()  # type: ignore[arg-type]
+    job, _ = store.put(NewJob(**{**values, **changes}), Admission(1000)).result()  # type: ignore[arg-type]
     return job
 
 

@@ -6,10 +6,11 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from h3serve.core.errors import H3Error
+from h3serve.service.admission import Admission, QueueFull
 from h3serve.service.folder import DataFolder
 from h3serve.service.job import NewJob, Outcome, new_id
 from h3serve.service.moves import LEGAL, State
-from h3serve.service.store import JobStore, KeyReused, QueueFull
+from h3serve.service.store import JobStore, KeyReused
 from tests.service.make import put, take
 
 DONE = Outcome(State.COMPLETED, files={"video": {"name": "v", "bytes": 7}}, stats={"a": 1})
@@ -94,7 +95,7 @@ def test_delete_hides_a_running_job_at_once(store: JobStore) -> None:
 def test_idempotency(store: JobStore) -> None:
     def send(key: str, fingerprint: str, owner: str = "") -> tuple[str, bool]:
         new = NewJob(new_id(), "t2va", {}, {}, owner, 0, key, fingerprint)
-        job, is_new = store.put(new, max_queued=10).result()
+        job, is_new = store.put(new, Admission(10)).result()
         return job.id, is_new
 
     first, is_new = send("k", "a")
@@ -111,18 +112,18 @@ def test_idempotency(store: JobStore) -> None:
 
 def test_the_queue_is_bounded_and_says_whose_bound(store: JobStore) -> None:
     for _ in range(2):
-        store.put(NewJob(new_id(), "t2va", {}, {}, "ann"), max_queued=3, max_owned=2).result()
+        store.put(NewJob(new_id(), "t2va", {}, {}, "ann"), Admission(3, {"ann": 2})).result()
     with pytest.raises(QueueFull, match="this key already has 2"):
-        store.put(NewJob(new_id(), "t2va", {}, {}, "ann"), max_queued=3, max_owned=2).result()
-    store.put(NewJob(new_id(), "t2va", {}, {}, "bob"), max_queued=3, max_owned=2).result()
+        store.put(NewJob(new_id(), "t2va", {}, {}, "ann"), Admission(3, {"ann": 2})).result()
+    store.put(NewJob(new_id(), "t2va", {}, {}, "bob"), Admission(3, {"ann": 2})).result()
     with pytest.raises(QueueFull, match="the server already has 3"):
-        store.put(NewJob(new_id(), "t2va", {}, {}, "cat"), max_queued=3, max_owned=2).result()
+        store.put(NewJob(new_id(), "t2va", {}, {}, "cat"), Admission(3, {"ann": 2})).result()
 
 
 def test_the_bound_holds_under_many_writers(store: JobStore) -> None:
     def send(_: int) -> bool:
         try:
-            return store.put(NewJob(new_id(), "t2va", {}, {}), max_queued=10).result()[1]
+            return store.put(NewJob(new_id(), "t2va", {}, {}), Admission(10)).result()[1]
         except QueueFull:
             return False
 
