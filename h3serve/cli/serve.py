@@ -53,8 +53,8 @@ def serve(
         int, typer.Option(help="Open event streams of one API key.", min=1)
     ] = _DEFAULT.connections.streams,
     drain: Annotated[float, typer.Option(help="Seconds running jobs may take after SIGTERM.")] = _DEFAULT.drain_s,
-    keep_days: Annotated[float, typer.Option(help="Days finished files are kept.")] = 7.0,
-    keep_gib: Annotated[float | None, typer.Option(help="GiB of finished files that are kept.")] = None,
+    keep_days: Annotated[float, typer.Option(help="Days that files of jobs that ended are kept.")] = 7.0,
+    keep_gib: Annotated[float | None, typer.Option(help="GiB of files of jobs that ended that are kept.")] = None,
     keys: Annotated[Path | None, typer.Option(help="File of API keys; without it anybody may call.")] = None,
     admin_without_key: Annotated[
         bool, typer.Option("--admin-without-key", help="Without --keys, clients on this machine may use admin routes.")

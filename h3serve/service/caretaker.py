@@ -1,4 +1,4 @@
-"""The thread that tidies up from time to time: retention, and the database's log."""
+"""The thread that tidies up from time to time: retention, the database's log, the room kept for a full disk."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ class Caretaker(threading.Thread):
 
     def run(self) -> None:
         while not self.stop.wait(self.every_s):
-            try:
-                self.store.checkpoint()
-                touched = expire(self.store, self.folder, self.rule)
-            except Exception:  # the next round may find the database free again
-                log.exception("tidying failed")
-            else:
-                if touched:
-                    log.info("files given up", extra={"jobs": touched})
+            for task in (self._expire, self.store.checkpoint, self.folder.reserve.take):
+                try:
+                    task()
+                except Exception:  # the next round may find the database free again
+                    log.exception("tidying failed")
+
+    def _expire(self) -> None:
+        touched = expire(self.store, self.folder, self.rule)
+        if touched:
+            log.info("files given up", extra={"jobs": touched})

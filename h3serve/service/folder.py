@@ -1,6 +1,7 @@
 """The data folder: where a job's files lie, who owns the folder, what a crash left behind.
 
 DATA/lock              held by the one server that owns the folder
+DATA/reserve           room that is given up when the disk is full
 DATA/jobs.sqlite       the store, unless another database is named
 DATA/incoming/ID/      files of a request that is not accepted yet
 DATA/jobs/ID/inputs/   the frozen inputs of a job
@@ -19,10 +20,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from h3serve.core.errors import H3Error
 from h3serve.service.job import Job, Json
+from h3serve.service.reserve import Reserve
 
 log = logging.getLogger("h3serve.folder")
 RESULT = "result.json"
@@ -33,6 +36,7 @@ class DataFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
+        self.reserve = Reserve(self.root / "reserve")
         self.undo = False  # at `close`, remove the folder if `open` made it
         self._lock: int | None = None
         self._is_new = False
@@ -94,6 +98,14 @@ class DataFolder:
         inputs = incoming.rename(self.inputs(job_id))
         for path in (*inputs.iterdir(), inputs, target):
             flush(path)
+
+    def bytes_of(self, job_id: str) -> int:
+        """What the files of a job take, inputs included; 0 when there are none."""
+        total = 0
+        for path in self.job(job_id).rglob("*"):
+            with suppress(FileNotFoundError):  # it has just been removed
+                total += path.stat().st_size if path.is_file() else 0
+        return total
 
     def remove(self, job_id: str) -> None:
         """Remove every file of an accepted job.

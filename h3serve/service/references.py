@@ -59,7 +59,10 @@ class Sources:
     def _copy(self, found: tuple[Path, str], folder: Path, stem: str, where: str) -> MediaFile:
         source, name = found
         target = folder / (stem + safe_suffix(name))
-        shutil.copyfile(source, target)
+        try:
+            shutil.copyfile(source, target)
+        except FileNotFoundError:
+            raise MediaError(where, name, "that job or its input is not here any more") from None
         self.names[target.name] = name
         return MediaFile(target, where, name, self.policy.limits)
 

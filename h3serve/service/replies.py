@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from h3serve.core.errors import H3Error, RequestError
-from h3serve.service.tables import REFUSALS
+from h3serve.service.tables import REFUSALS, is_full
 
 log = logging.getLogger("h3serve.http")
 
@@ -99,7 +99,7 @@ def reply_to(error: Exception) -> JSONResponse:
 def _database_reply(error: SQLAlchemyError) -> JSONResponse:
     text = str(getattr(error, "orig", error))
     log.error("the job database refused", extra={"cause": text})
-    if "full" in text or "No space" in text:
+    if is_full(error):
         return error_reply(507, "the server's disk is full; nothing was accepted")
     return error_reply(503, "the job database is busy or cannot be written; nothing was accepted", retry_s=5)
 

@@ -1,4 +1,7 @@
-"""Which finished jobs give up their files: too old, or more bytes than allowed (oldest first)."""
+"""Which jobs that ended give up their files: too old, or more bytes than allowed (oldest first).
+
+Inputs count, those of failed and cancelled jobs too: otherwise whoever sends and cancels could fill the disk.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ def expire(store: JobStore, folder: DataFolder, rule: Retention) -> list[str]:
     """Give up files beyond the bounds and forget old records; returns the ids touched."""
     now = time.time()
     touched = []
-    for job_id in _due_files(store, rule, now):
-        if store.expire(job_id) is not None:
+    for job_id, state in _due_files(store, folder, rule, now):
+        if state is not State.COMPLETED or store.expire(job_id) is not None:
             folder.remove(job_id)
             touched.append(job_id)
     for job_id in _due_records(store, rule, now):
@@ -28,17 +31,21 @@ def expire(store: JobStore, folder: DataFolder, rule: Retention) -> list[str]:
     return touched
 
 
-def _due_files(store: JobStore, rule: Retention, now: float) -> list[str]:
-    query = select(jobs.c.id, jobs.c.finished_at, jobs.c.bytes)
-    query = query.where(jobs.c.state == State.COMPLETED).order_by(jobs.c.finished_at.desc())
-    due, kept_bytes = [], 0
+def _due_files(store: JobStore, folder: DataFolder, rule: Retention, now: float) -> list[tuple[str, State]]:
+    ended = (State.COMPLETED, State.FAILED, State.CANCELLED)
+    query = select(jobs.c.id, jobs.c.finished_at, jobs.c.state)
+    query = query.where(jobs.c.state.in_(ended)).order_by(jobs.c.finished_at.desc())
     with store.engine.connect() as connection:
-        for job_id, finished_at, size in connection.execute(query):
-            kept_bytes += size
-            is_old = rule.files_s is not None and finished_at < now - rule.files_s
-            is_much = rule.files_bytes is not None and kept_bytes > rule.files_bytes
-            if is_old or is_much:
-                due.append(job_id)
+        rows = connection.execute(query).all()
+    due, kept_bytes = [], 0
+    for job_id, finished_at, state in rows:
+        if not folder.job(job_id).exists() and state != State.COMPLETED:
+            continue  # it has given them up
+        is_old = rule.files_s is not None and finished_at < now - rule.files_s
+        if rule.files_bytes is not None and not is_old:
+            kept_bytes += folder.bytes_of(job_id)
+        if is_old or (rule.files_bytes is not None and kept_bytes > rule.files_bytes):
+            due.append((job_id, State(state)))
     return due
 
 

@@ -79,9 +79,10 @@ def serve(settings: ServiceSettings, *, command: Sequence[str] | None = None) ->
         folder.open()
         stack.callback(folder.close)
         folder.undo = True
-        store = JobStore(settings.database or folder.default_url)
+        store = JobStore(settings.database or folder.default_url, on_full=folder.reserve.release)
         stack.callback(store.close)
         recover(store, folder)
+        folder.reserve.take()
         starts = command or (ray_command(settings.ray) if settings.ray else COMMAND)
         server = Server(settings, store, folder, keys, starts)
         try:

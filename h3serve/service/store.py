@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import wraps
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from h3serve.core.errors import H3Error
 from h3serve.service.admission import Admission
@@ -19,12 +20,15 @@ from h3serve.service.batch import Batch
 from h3serve.service.job import Job, NewJob, Outcome, job_of
 from h3serve.service.moves import LEGAL, WAITING, State
 from h3serve.service.ownership import Ownership, Unowned
-from h3serve.service.tables import jobs, open_engine
+from h3serve.service.tables import is_full, jobs, open_engine
 
 T = TypeVar("T")
 # Built once: building a statement costs more than running it.
 _INSERT = insert(jobs)
 _WAITING = select(jobs.c.owner, func.count()).where(jobs.c.state == State.QUEUED).group_by(jobs.c.owner)
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class KeyReused(H3Error):
@@ -33,11 +37,30 @@ class KeyReused(H3Error):
     http_status = 409
 
 
-class JobStore:
-    """Jobs in the database at `url`. Thread-safe; one server owns a store (see folder.py)."""
+def _even_when_full(method: Method) -> Method:
+    """Write once more when the disk was full and `on_full` made room: ends of jobs, and what frees space."""
 
-    def __init__(self, url: str) -> None:
+    @wraps(method)
+    def insist(self: JobStore, *args: Any, **more: Any) -> Any:
+        try:
+            return method(self, *args, **more)
+        except OperationalError as error:
+            if not is_full(error) or not self.on_full():
+                raise
+            return method(self, *args, **more)
+
+    return insist  # type: ignore[return-value]
+
+
+class JobStore:
+    """Jobs in the database at `url`. Thread-safe; one server owns a store (see folder.py).
+
+    `on_full` is asked to make room when a write that ends or removes something finds the disk full.
+    """
+
+    def __init__(self, url: str, *, on_full: Callable[[], bool] = lambda: False) -> None:
         self.engine = open_engine(url)
+        self.on_full = on_full
         self.ownership = Ownership(self.engine) if self.engine.dialect.name == "postgresql" else None
         self.turns: dict[str, float] = {}  # owner -> when it last had its turn, by a clock that is never set back
         self._write_lock = threading.Lock()  # writers queue here instead of inside SQLite
@@ -143,6 +166,7 @@ class JobStore:
             found = {State(state): int(n) for state, n in connection.execute(query)}
         return {state: found.get(state, 0) for state in State}
 
+    @_even_when_full
     def finish(self, job_id: str, outcome: Outcome) -> Job | None:
         """Move to a final state; None when the job is gone or already final.
 
@@ -169,6 +193,7 @@ class JobStore:
             }
             return _move(connection, job, values)
 
+    @_even_when_full
     def requeue(self, job_id: str, *, counts: bool) -> Job | None:
         """Put a running job back in its place; `counts` says whether the attempt is spent.
 
@@ -182,6 +207,7 @@ class JobStore:
             values = {"state": State.QUEUED, "attempts": attempts, "started_at": None}
             return _move(connection, job, values)
 
+    @_even_when_full
     def request_cancel(self, job_id: str) -> Job | None:
         """Cancel a queued job at once and mark a running one; a final job stays as it is."""
         with self.writing() as connection:
@@ -195,6 +221,7 @@ class JobStore:
                 values["webhook_due_at"] = owed
             return _move(connection, job, values)
 
+    @_even_when_full
     def delete(self, job_id: str) -> bool:
         """Take a job out of sight; True when its row and files can go now (it is not running)."""
         with self.writing() as connection:
@@ -207,6 +234,7 @@ class JobStore:
             connection.execute(delete(jobs).where(jobs.c.id == job_id))
             return True
 
+    @_even_when_full
     def expire(self, job_id: str) -> Job | None:
         """completed -> expired; the caller removes the files afterwards."""
         with self.writing() as connection:

@@ -97,6 +97,12 @@ def open_engine(url: str) -> Engine:
     return engine
 
 
+def is_full(error: SQLAlchemyError) -> bool:
+    """Whether the database could not write for want of space."""
+    text = str(getattr(error, "orig", error))
+    return "full" in text or "No space" in text
+
+
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # transactions are begun by _begin_sqlite
     cursor = connection.cursor()
