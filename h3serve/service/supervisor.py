@@ -77,7 +77,10 @@ class Supervisor:
                 slot.start()
 
     def _check_room(self, staying: Sequence[Slot], workers: int, device: str | None) -> None:
-        """Refuse a device that is not here, and more workers than the machine holds; on Ray the cluster decides."""
+        """Refuse a device that is not here, and more workers than the machine holds; on Ray the cluster decides.
+
+        As many as the server was started with are the operator's choice.
+        """
         started = self.settings.devices
         if device is not None:
             check_device(device, started)
@@ -88,7 +91,8 @@ class Supervisor:
         for _ in range(more):
             there.append(device or emptiest(there, started))
         check_shared_gpus(there, started)
-        check_memory(more, loaded=sum(slot.is_ready for slot in staying))
+        if (beyond := workers - max(len(staying), len(started))) > 0:
+            check_memory(beyond, loaded=sum(slot.is_ready for slot in staying))
 
     def _new(self, device: str, on_fatal: Callable[[str], None]) -> Slot:
         return Slot(

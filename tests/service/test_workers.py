@@ -139,3 +139,10 @@ def test_the_bound_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.Mon
     assert _memory() == (2**20, 2**19)
     (tmp_path / "memory.max").write_text("max\n")
     assert _memory()[0] > 2**20
+
+
+def test_as_many_as_at_the_start_come_back_whatever_has_loaded(store: JobStore, folder: DataFolder) -> None:
+    supervisor = context_of(store, folder, ADMIN, devices=("cpu", "cpu")).supervisor
+    supervisor._check_room([], 2, None)
+    with pytest.raises(Refusal, match="no worker has loaded yet"):
+        supervisor._check_room([], 3, None)
