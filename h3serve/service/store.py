@@ -25,7 +25,8 @@ from h3serve.service.tables import is_full, jobs, open_engine
 T = TypeVar("T")
 # Built once: building a statement costs more than running it.
 _INSERT = insert(jobs)
-_WAITING = select(jobs.c.owner, func.count()).where(jobs.c.state == State.QUEUED).group_by(jobs.c.owner)
+_WAITING = select(func.count()).select_from(jobs).where(jobs.c.state == State.QUEUED)
+_WAITING_BY_OWNER = select(jobs.c.owner, func.count()).where(jobs.c.state == State.QUEUED).group_by(jobs.c.owner)
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -111,7 +112,7 @@ class JobStore:
     def check_room(self, owner: str, admission: Admission) -> None:
         """Raises QueueFull now, before anything is uploaded; `put` decides for good."""
         with self.engine.connect() as connection:
-            admission.check(owner, _waiting(connection))
+            admission.check(owner, _waiting(connection, admission))
 
     def checkpoint(self) -> None:
         """Move what SQLite has in its log into the database, beside the writes that go on."""
@@ -272,7 +273,7 @@ class JobStore:
 def _put(connection: Connection, new: NewJob, admission: Admission) -> tuple[Job, bool]:
     if (earlier := _same_key(connection, new)) is not None:
         return earlier, False
-    admission.check(new.owner, _waiting(connection))
+    admission.check(new.owner, _waiting(connection, admission))
     job = Job(**vars(new), created_at=time.time())
     values = {name: value for name, value in vars(job).items() if name != "seq"}
     key = connection.execute(_INSERT, values).inserted_primary_key
@@ -312,6 +313,8 @@ def _same_key(connection: Connection, new: NewJob) -> Job | None:
     return job
 
 
-def _waiting(connection: Connection) -> dict[str, int]:
-    """How many jobs of each owner wait."""
-    return {owner: int(number) for owner, number in connection.execute(_WAITING)}
+def _waiting(connection: Connection, admission: Admission) -> dict[str, int]:
+    """How many jobs of each owner wait; without keys there is one owner, and an index alone tells."""
+    if not admission.keys:
+        return {"": int(connection.scalar(_WAITING) or 0)}
+    return {owner: int(number) for owner, number in connection.execute(_WAITING_BY_OWNER)}
