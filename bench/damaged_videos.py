@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from h3serve.core.errors import MediaError
-from h3serve.media import frames as frames_module
-from h3serve.media.sources import MediaFile
+from h3serve.media.read import frame_clock as frames_module
+from h3serve.media.sources.media_file import MediaFile
 from tests.media.films import film
 
 WIDTH, HEIGHT, COUNT = 160, 96, 48

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from bench.speed.step_inputs import StepInputs
-from h3serve.models import denoiser as denoiser_file
-from h3serve.models import video_vae as video_vae_file
-from h3serve.models.denoiser import Denoiser
-from h3serve.models.keymap import KeyMap
-from h3serve.models.video_vae import VideoVAE
+from h3serve.models.key_map import KeyMap
+from h3serve.models.transformer import denoiser as denoiser_file
+from h3serve.models.transformer.denoiser import Denoiser
+from h3serve.models.video_vae import video_vae as video_vae_file
+from h3serve.models.video_vae.video_vae import VideoVAE
 
 
 def transformer(ours: Denoiser) -> Callable[[StepInputs], tuple[torch.Tensor, torch.Tensor]]:

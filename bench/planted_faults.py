@@ -21,12 +21,12 @@ from unittest.mock import patch
 
 import torch
 
+from h3serve.guard.case_runner import Setup, load_generator, new_run_folder, newest_run, run_cases
 from h3serve.guard.cases import Case, load_cases
-from h3serve.guard.remote import publish
-from h3serve.guard.report import reasons
-from h3serve.guard.results import Report
-from h3serve.guard.run import Setup, load_generator, new_run_folder, newest_run, run_cases
-from h3serve.pipeline import conditions, engine, generate, generator
+from h3serve.guard.guard_report import reasons
+from h3serve.guard.guard_results import Report
+from h3serve.guard.truth_address import publish
+from h3serve.pipeline import conditions, engine, generator, stages
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def swap_query_and_key(loaded: Any) -> None:
 
 
 def swapped_schedules() -> AbstractContextManager[Any]:
-    right = generate.make_schedules
-    return patch.object(generate, "make_schedules", lambda *args: right(*args)[::-1])
+    right = stages.make_schedules
+    return patch.object(stages, "make_schedules", lambda *args: right(*args)[::-1])
 
 
 def audio_shift_12() -> AbstractContextManager[Any]:
@@ -63,8 +63,8 @@ def dropped_condition_noise() -> AbstractContextManager[Any]:
 
 
 def louder_sound() -> AbstractContextManager[Any]:
-    right = generate.decode_audio
-    return patch.object(generate, "decode_audio", lambda *args: right(*args) * 1.01)
+    right = stages.decode_audio
+    return patch.object(stages, "decode_audio", lambda *args: right(*args) * 1.01)
 
 
 @contextmanager
@@ -83,13 +83,13 @@ def one_more_copy() -> Iterator[None]:
 
 
 def slower_stage() -> AbstractContextManager[Any]:
-    right = generate.decode_audio
+    right = stages.decode_audio
 
     def decode(*args: Any) -> Any:
         time.sleep(1.0)
         return right(*args)
 
-    return patch.object(generate, "decode_audio", decode)
+    return patch.object(stages, "decode_audio", decode)
 
 
 FAULTS = (

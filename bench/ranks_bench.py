@@ -14,12 +14,12 @@ import torch
 
 from bench.synthetic_engine import synthetic_engine
 from h3serve.core.settings import EngineSettings
-from h3serve.models.tiers import use_tier
-from h3serve.models.video_vae import in_batches
+from h3serve.models.quality import use_tier
+from h3serve.models.video_vae.video_vae import in_batches
 from h3serve.pipeline.engine import Engine, load_engine
 from h3serve.pipeline.replica import Member
-from h3serve.runtime.encodings import EncodingCache
-from h3serve.runtime.groups import Ranks
+from h3serve.runtime.encoding_cache import EncodingCache
+from h3serve.runtime.parallel.process_group import Ranks
 
 PROMPT = "A red fox trots through a snowy forest while the wind rises and snow crunches underfoot. " * 6
 

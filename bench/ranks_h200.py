@@ -13,7 +13,7 @@ import multiprocessing as mp
 import time
 from pathlib import Path
 
-from h3serve.runtime.groups import open_store
+from h3serve.runtime.parallel.process_group import open_store
 
 PARTS = ("requests", "error", "exchanges", "vae", "steps", "text")
 

@@ -12,10 +12,10 @@ import torch
 from bench.ranks_bench import Bench, difference, disconnect
 from h3serve.core.errors import Cancelled
 from h3serve.pipeline.engine import Engine
+from h3serve.pipeline.generation_progress import Progress
 from h3serve.pipeline.generator import Generator
-from h3serve.pipeline.progress import Progress
-from h3serve.runtime.encodings import EncodingCache
-from h3serve.runtime.sharding import RankShare
+from h3serve.runtime.encoding_cache import EncodingCache
+from h3serve.runtime.parallel.sharding import RankShare
 
 
 def whole_requests(bench: Bench, engine: Engine) -> None:

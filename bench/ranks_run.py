@@ -13,9 +13,9 @@ from bench.ranks_requests import error_on_one_rank, exchanges, whole_requests
 from bench.ranks_steps import steps, without_projections
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.generator import Generator
-from h3serve.runtime.groups import Ranks
-from h3serve.runtime.shape import Shape
-from h3serve.runtime.streamed import empty
+from h3serve.runtime.offload.block_streaming import empty
+from h3serve.runtime.parallel.parallel_layout import Shape
+from h3serve.runtime.parallel.process_group import Ranks
 
 WITH_ENGINE = {"requests": whole_requests, "error": error_on_one_rank, "exchanges": exchanges}
 WITHOUT_PROJECTIONS = {"text": text_encoder, "vae": video_vae}

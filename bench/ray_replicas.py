@@ -20,15 +20,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from h3serve.core.request import parse_request
-from h3serve.service.folder import DataFolder
-from h3serve.service.job import NewJob, new_id
-from h3serve.service.ledger import Ledger
-from h3serve.service.metrics import Metrics
-from h3serve.service.moves import State
-from h3serve.service.ray_relay import ray_command
-from h3serve.service.settings import ServiceSettings, WorkerRules
-from h3serve.service.store import JobStore
-from h3serve.service.supervisor import Supervisor
+from h3serve.service.jobs.data_folder import DataFolder
+from h3serve.service.jobs.job import NewJob, new_id
+from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job_store import JobStore
+from h3serve.service.prometheus_metrics import Metrics
+from h3serve.service.service_settings import ServiceSettings, WorkerRules
+from h3serve.service.workers.job_ledger import Ledger
+from h3serve.service.workers.ray_relay import ray_command
+from h3serve.service.workers.supervisor import Supervisor
 
 REPLICAS = 3
 REQUEST = {

@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, fields
 
-from h3serve.core.cost import RELEASED_MODEL as M
-from h3serve.runtime.shape import Shape
+from h3serve.core.estimate_work import RELEASED_MODEL as M
+from h3serve.runtime.parallel.parallel_layout import Shape
 
 ROWS = {5: 38_046, 10: 73_722, 15: 109_398}  # T2VA at 1344x768, 336 text tokens
 SHAPES = [

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from h3serve.media.sources import MediaFile
-from h3serve.media.video import decode_into
-from h3serve.media.writer import mp4_writer
-from h3serve.runtime.groups import Ranks, open_store
-from h3serve.runtime.shape import Shape
-from h3serve.runtime.shared_decode import shared_decode
+from h3serve.media.read.video import decode_into
+from h3serve.media.sources.media_file import MediaFile
+from h3serve.media.write.mp4_writer import mp4_writer
+from h3serve.runtime.parallel.parallel_layout import Shape
+from h3serve.runtime.parallel.process_group import Ranks, open_store
+from h3serve.runtime.parallel.shared_decode import shared_decode
 
 MIB = 2**20
 

@@ -28,17 +28,17 @@ from bench.speed import growth_command, text_encoder, transformer_step, video_va
 from bench.speed.timing import alternate, sustained
 from bench.synthetic_engine import synthetic_engine
 from bench.synthetic_weights import synthetic_component
-from h3serve.models.modulation import ModulationNetwork
+from h3serve.models.transformer.modulation import ModulationNetwork
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.generator import Generator
 from h3serve.pipeline.schedule import default_times
-from h3serve.runtime.keys import key_of
-from h3serve.runtime.rebuild import projections_of
-from h3serve.runtime.scheduled import Direct, Scheduled, Steps
-from h3serve.runtime.streamed import empty
-from h3serve.weights import demo_sizes
-from h3serve.weights.demo_tokenizer import build_tokenizer
-from h3serve.weights.released import RELEASED
+from h3serve.runtime.adaln.rebuild import projections_of
+from h3serve.runtime.adaln.scheduled_tables import Direct, Scheduled, Steps
+from h3serve.runtime.adaln.table_keys import key_of
+from h3serve.runtime.offload.block_streaming import empty
+from h3serve.weights.demo import demo_sizes
+from h3serve.weights.demo.demo_tokenizer import build_tokenizer
+from h3serve.weights.formats.released_sizes import RELEASED
 
 PROMPT = "A red fox trots through a snowy forest while the wind rises and snow crunches underfoot. " * 6
 TIERS = ("exact", "lossless-plain", "lossless", "lossless-fp8", "fast")
@@ -175,7 +175,7 @@ class Bench:
 
     def tiles8(self) -> None:
         """The 8-bit attention with other tiles than its own, at the rows of 5 s."""
-        from h3serve.models import fused_attention8 as kernel
+        from h3serve.models.kernels import attention_float8 as kernel
 
         rows, heads = (300, 2) if self.tiny else (38_010, 56)
         q, k, v = torch.randn(rows, 3, heads, 128, device=self.device).to(self.dtype).unbind(1)
@@ -206,8 +206,9 @@ class Bench:
 
     def decode_tiles(self) -> None:
         """The decoder's gated product with other tiles, and a decode with the quickest of them."""
-        from h3serve.models import fused_decoder, gated_gemm
-        from h3serve.models.gated_gemm import TRANSFORMER_TILE, Tile
+        from h3serve.models.kernels import gated_gemm
+        from h3serve.models.kernels.gated_gemm import TRANSFORMER_TILE, Tile
+        from h3serve.models.video_vae import decoder_ops_triton
 
         vae, target = self.network("video_vae"), self.target(5)
         layer = vae.decoder.transformer_blocks[0].ff.w1
@@ -225,7 +226,7 @@ class Bench:
                 traceback.print_exc()
                 continue
             report.figures.append(Figure("{}x{}, pingpong {}, swizzle {}".format(*tile), took[tile], flops=flops))
-        plain = sustained(lambda: fused_decoder.gated_linear(x, layer), seconds=0.8, device=self.device)
+        plain = sustained(lambda: decoder_ops_triton.gated_linear(x, layer), seconds=0.8, device=self.device)
         report.figures.append(Figure("cuBLAS, then SwiGLU", plain, flops=flops))
         gated_gemm.DECODER_TILE = min(took, key=lambda tile: took[tile])
         self.keep(report)

@@ -11,21 +11,21 @@ import torch
 
 from bench.synthetic_weights import synthetic_component
 from h3serve.core.geometry import RELEASED_SIZES
-from h3serve.core.tasks import Quality
-from h3serve.models import denoiser as denoiser_file
-from h3serve.models import text_encoder as text_encoder_file
-from h3serve.models.audio_vae import AudioVAE
-from h3serve.models.denoiser import Denoiser
-from h3serve.models.float8_linear import use_float8
-from h3serve.models.text_encoder import TextEncoder
-from h3serve.models.tiers import use_tier, use_vae_tier
-from h3serve.models.tokenizer import VISION_FIELDS, Tokenizer
-from h3serve.models.video_vae import VideoVAE
+from h3serve.core.limits import Quality
+from h3serve.models.audio_vae.audio_vae import AudioVAE
+from h3serve.models.kernels.float8_linear import use_float8
+from h3serve.models.quality import use_tier, use_vae_tier
+from h3serve.models.text_encoder import text_encoder as text_encoder_file
+from h3serve.models.text_encoder.text_encoder import TextEncoder
+from h3serve.models.text_encoder.tokenizer import VISION_FIELDS, Tokenizer
+from h3serve.models.transformer import denoiser as denoiser_file
+from h3serve.models.transformer.denoiser import Denoiser
+from h3serve.models.video_vae.video_vae import VideoVAE
 from h3serve.pipeline.engine import Engine, for_device
-from h3serve.runtime.meters import PeakMeter
-from h3serve.weights.demo_tokenizer import build_tokenizer, write_tokenizer
-from h3serve.weights.released import RELEASED
-from h3serve.weights.tokenizer import load_tokenizer
+from h3serve.runtime.memory_meter import PeakMeter
+from h3serve.weights.demo.demo_tokenizer import build_tokenizer, write_tokenizer
+from h3serve.weights.formats.released_sizes import RELEASED
+from h3serve.weights.formats.tokenizer_files import load_tokenizer
 
 
 def synthetic_engine(

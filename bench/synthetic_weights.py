@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from h3serve.models.text_encoder import TextEncoder
-from h3serve.weights.components import RECIPES, build_on_meta
-from h3serve.weights.released import RELEASED
+from h3serve.models.text_encoder.text_encoder import TextEncoder
+from h3serve.weights.formats.components import RECIPES, build_on_meta
+from h3serve.weights.formats.released_sizes import RELEASED
 
 
 @torch.no_grad()

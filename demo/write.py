@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 
 from demo.train import denoiser_sizes, sizes
 from demo.train.weights import read_statistics
-from h3serve.weights.demo_tokenizer import write_json
-from h3serve.weights.demo_trained import (
+from h3serve.weights.demo.demo_tokenizer import write_json
+from h3serve.weights.demo.demo_trained import (
     CONFIG,
     LAYERS,
     TOKENIZER,
@@ -27,7 +27,7 @@ from h3serve.weights.demo_trained import (
     file_names,
     write_trained_checkpoint,
 )
-from h3serve.weights.probes import key
+from h3serve.weights.formats.checksums import key
 
 Tensors = dict[str, torch.Tensor]
 VAES = ("video_vae", "audio_vae")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from h3serve.weights.demo import write_demo_checkpoint
+from h3serve.weights.demo.demo_random import write_demo_checkpoint
 
 
 def write_old_and_new(base: Path) -> tuple[Path, Path]:

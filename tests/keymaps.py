@@ -6,7 +6,7 @@ from fnmatch import fnmatch
 import torch
 from torch import nn
 
-from h3serve.models.keymap import KeyMap
+from h3serve.models.key_map import KeyMap
 
 
 def load(module: nn.Module, tensors: Mapping[str, torch.Tensor], keys: KeyMap) -> None:

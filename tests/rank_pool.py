@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from h3serve.runtime.groups import Ranks, open_store
-from h3serve.runtime.shape import Shape
+from h3serve.runtime.parallel.parallel_layout import Shape
+from h3serve.runtime.parallel.process_group import Ranks, open_store
 
 START_S = 60
 PRELOAD = ["tests.rank_pool", "h3serve.pipeline.engine", "transformers.models.qwen3_vl.modeling_qwen3_vl"]

@@ -17,7 +17,7 @@ import typer
 from PIL import Image
 
 from h3serve.cli.main import UsageError, make_app
-from h3serve.service.keys import add_key
+from h3serve.service.http.api_keys import add_key
 from tests.service.client import live, wait_for
 from tests.service.fake_worker import write
 

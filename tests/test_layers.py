@@ -1,11 +1,13 @@
-"""The rooms of docs/layout.md: who may import whom, walked over every file's syntax tree."""
+"""The rooms of docs/architecture.md: who may import whom, walked over every file's syntax tree."""
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "h3serve"
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "h3serve"
 
 # folder -> h3serve folders it may import (its own is always allowed)
 MAY_IMPORT = {
@@ -19,9 +21,28 @@ MAY_IMPORT = {
     "guard": {"core", "media", "pipeline"},
     "cli": {"core", "media", "models", "weights", "runtime", "pipeline", "service", "guard"},
 }
-EXTRA = {"service/worker.py": {"pipeline"}}
+# Inside a folder: its sub-rooms, and the files beside them, each of which imports only from those before it.
+ORDER = {
+    "media": ("sources", "read", "write"),
+    "models": ("key_map", "kernels", "transformer", "text_encoder", "video_vae", "audio_vae", "quality"),
+    "weights": ("files", "formats", "demo", "locate"),
+    "runtime": (
+        "machine",
+        "memory_meter",
+        "checkpoint_identity",
+        "parallel",
+        "offload",
+        "adaln",
+        "encoding_cache",
+        "loading",
+        "weight_updates",
+        "doctor_checks",
+    ),
+    "service": ("service_settings", "json_logs", "jobs", "prometheus_metrics", "workers", "http"),
+}
+EXTRA = {"service/workers/worker.py": {"pipeline"}}
 NO_TORCH = {"core", "media", "service"}
-TORCH_ALLOWED = {"service/worker.py"}
+TORCH_ALLOWED = {"service/workers/worker.py"}
 HEAVY = {"torch", "transformers", "diffusers"}
 NEVER_ANYWHERE = {"diffusers"}
 # Only runtime/ speaks torch.distributed.
@@ -41,7 +62,7 @@ def imported(path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:  # relative: make it absolute
-                parts = ["h3serve", *path.relative_to(PACKAGE).parts[: -node.level]]
+                parts = [*path.relative_to(ROOT).parts[: -node.level]]
                 base = ".".join([*parts, base] if base else parts)
             names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
     return names
@@ -55,7 +76,7 @@ def test_imports(path: Path) -> None:
     assert not tops & NEVER_ANYWHERE
     if len(relative.parts) == 1:
         return  # h3serve/__init__.py re-exports the public names
-    assert len(relative.parts) == 2, "one level of folders"
+    assert len(relative.parts) <= 3, "two levels of folders"
     room = relative.parts[0]
     allowed = MAY_IMPORT[room] | EXTRA.get(relative.as_posix(), set()) | {room}
     used = {n.split(".")[1] for n in names if n.startswith("h3serve.") and n.count(".") >= 1}
@@ -67,14 +88,28 @@ def test_imports(path: Path) -> None:
         assert not any(n.startswith("torch.distributed") for n in names)
 
 
+@pytest.mark.parametrize("room", ORDER)
+def test_sub_rooms_import_one_way(room: str) -> None:
+    order = ORDER[room]
+    for path in (PACKAGE / room).rglob("*.py"):
+        own = path.relative_to(PACKAGE / room).parts[0].removesuffix(".py")
+        if own == "__init__":
+            continue
+        assert own in order, f"{path.relative_to(PACKAGE)} has no place in the order of {room}/"
+        used = {n.split(".")[2] for n in imported(path) if n.startswith(f"h3serve.{room}.")}
+        later = {name for name in used if name in order and order.index(name) > order.index(own)}
+        assert not later, f"{path.relative_to(PACKAGE)} imports {later}, which come after {own}"
+
+
 def test_every_folder_is_a_room() -> None:
     folders = {p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__"}
     assert folders == set(MAY_IMPORT)
 
 
 def test_no_import_cycles() -> None:
-    """Between files of the package, whatever kind of import it is."""
-    known = {".".join(("h3serve", *f.relative_to(PACKAGE).with_suffix("").parts)): f for f in files()}
+    """Between files of the package, the benchmarks and the demo's training, whatever kind of import it is."""
+    sources = [*files(), *(ROOT / "bench").rglob("*.py"), *(ROOT / "demo").rglob("*.py")]
+    known = {".".join(f.relative_to(ROOT).with_suffix("").parts): f for f in sources}
     known = {name.removesuffix(".__init__"): f for name, f in known.items()}
     graph = {name: {n for n in imported(f) if n in known and n != name} for name, f in known.items()}
     done: set[str] = set()
@@ -93,3 +128,9 @@ def test_no_import_cycles() -> None:
 def test_file_length() -> None:
     long = {str(f.relative_to(PACKAGE)): n for f in files() if (n := len(f.read_text().splitlines())) > 350}
     assert not long
+
+
+def test_file_names_are_unique() -> None:
+    """So that an editor's quick-open finds the right one; a command's file is named as the command is."""
+    names = Counter(f.name for f in files() if f.name != "__init__.py" and f.parent.name != "cli")
+    assert [name for name, count in names.items() if count > 1] == []

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from h3serve.models.tokenizer import SPEECH_TOKENS, VISION_FIELDS, VISION_TOKENS
+from h3serve.models.text_encoder.tokenizer import SPEECH_TOKENS, VISION_FIELDS, VISION_TOKENS
 
 SPECIAL = ("<|endoftext|>", *VISION_TOKENS, *SPEECH_TOKENS)
 FIRST_SPECIAL = 257

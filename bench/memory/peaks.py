@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bench.memory.run import GIB, Results, Run, body, ready_engine
-from h3serve.core.capacity import work_of
-from h3serve.models.video_vae_memory import tiles_of
+from h3serve.core.estimate_memory import work_of
+from h3serve.models.video_vae.tile_batches import tiles_of
 from h3serve.pipeline.generator import Generator
 from h3serve.runtime.machine import Machine
-from h3serve.runtime.meters import PeakMeter
-from h3serve.runtime.residency import RELEASED_SIZES, choose
+from h3serve.runtime.memory_meter import PeakMeter
+from h3serve.runtime.offload.residency import RELEASED_SIZES, choose
 
 SHAPES = ((256, 4.0), (768, 4.0), (512, 6.0))
 

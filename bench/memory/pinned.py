@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from bench.memory.run import Mark, Run, between
-from h3serve.runtime.buffers import Flat
-from h3serve.runtime.placement import Streaming, Visiting, blocks_of, from_host
-from h3serve.runtime.store import HostStore, Store
-from h3serve.runtime.streamed import empty, install
+from h3serve.runtime.offload.block_streaming import empty, install
+from h3serve.runtime.offload.memory_buffers import Flat
+from h3serve.runtime.offload.placement import Streaming, Visiting, blocks_of, from_host
+from h3serve.runtime.offload.weight_store import HostStore, Store
 
 
 class TimedStore:

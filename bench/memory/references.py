@@ -12,17 +12,17 @@ import torch
 from bench.memory.run import GIB, PROMPT, Results, Run, ready_engine
 from bench.speed.timing import alternate
 from h3serve.core import segments
-from h3serve.core.capacity import encoding_bytes, work_of
+from h3serve.core.estimate_memory import encoding_bytes, work_of
 from h3serve.core.geometry import FPS, RELEASED_SIZES
-from h3serve.models.tiers import use_vae_tier
-from h3serve.models.video_vae import VideoVAE
-from h3serve.models.video_vae_memory import tiles_of
+from h3serve.models.quality import use_vae_tier
+from h3serve.models.video_vae.tile_batches import tiles_of
+from h3serve.models.video_vae.video_vae import VideoVAE
 from h3serve.pipeline.generator import Generator
 from h3serve.runtime.machine import Machine
-from h3serve.runtime.meters import PeakMeter
-from h3serve.runtime.residency import RELEASED_SIZES as NETWORKS
-from h3serve.runtime.residency import choose
-from h3serve.weights.demo_sizes import SIZE_RULES
+from h3serve.runtime.memory_meter import PeakMeter
+from h3serve.runtime.offload.residency import RELEASED_SIZES as NETWORKS
+from h3serve.runtime.offload.residency import choose
+from h3serve.weights.demo.demo_sizes import SIZE_RULES
 
 LENGTHS = (5.0, 15.0)  # seconds, of the reference and of what is made
 

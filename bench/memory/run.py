@@ -14,19 +14,19 @@ import torch
 from PIL import Image
 
 from bench.synthetic_engine import synthetic_engine
-from h3serve.core.capacity import SLOTS
-from h3serve.models.denoiser import Denoiser
+from h3serve.core.estimate_memory import SLOTS
+from h3serve.models.transformer.denoiser import Denoiser
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.schedule import default_times
-from h3serve.runtime.adaln import AdaLN
-from h3serve.runtime.keys import TableShape, distinct, key_of, timesteps_of
-from h3serve.runtime.pages import PageCache
-from h3serve.runtime.rebuild import projections_of
-from h3serve.runtime.slab import Slab
-from h3serve.runtime.streamed import empty
-from h3serve.weights import demo_sizes
-from h3serve.weights.demo_tokenizer import build_tokenizer
-from h3serve.weights.released import RELEASED
+from h3serve.runtime.adaln.adaln_cache import AdaLN
+from h3serve.runtime.adaln.device_slab import Slab
+from h3serve.runtime.adaln.host_pages import PageCache
+from h3serve.runtime.adaln.rebuild import projections_of
+from h3serve.runtime.adaln.table_keys import TableShape, distinct, key_of, timesteps_of
+from h3serve.runtime.offload.block_streaming import empty
+from h3serve.weights.demo import demo_sizes
+from h3serve.weights.demo.demo_tokenizer import build_tokenizer
+from h3serve.weights.formats.released_sizes import RELEASED
 
 GIB = 2**30
 SHIFTS = (12.0, 3.0)

@@ -18,18 +18,18 @@ from torch import nn
 
 from bench.memory.pinned import TimedStore, share_weights, to_pinned, visiting
 from bench.memory.run import GIB, Mark, Results, Run, between, body, ready_engine
-from h3serve.core.capacity import work_of
+from h3serve.core.estimate_memory import work_of
 from h3serve.core.plan import Plan
-from h3serve.models.video_vae_memory import SHARE, fit_tiles, tiles_of
+from h3serve.models.video_vae.tile_batches import SHARE, fit_tiles, tiles_of
 from h3serve.pipeline.engine import Engine
+from h3serve.pipeline.generation_progress import Progress
+from h3serve.pipeline.generation_result import GenerationResult
 from h3serve.pipeline.generator import Generator
-from h3serve.pipeline.progress import Progress
-from h3serve.pipeline.result import GenerationResult
-from h3serve.runtime.encodings import EncodingCache
+from h3serve.runtime.encoding_cache import EncodingCache
 from h3serve.runtime.machine import Machine
-from h3serve.runtime.meters import PeakMeter
-from h3serve.runtime.placement import Placement, Streaming
-from h3serve.runtime.residency import RELEASED_SIZES, Choice, choose
+from h3serve.runtime.memory_meter import PeakMeter
+from h3serve.runtime.offload.placement import Placement, Streaming
+from h3serve.runtime.offload.residency import RELEASED_SIZES, Choice, choose
 
 EVALUATIONS = 3
 DISTINCT = {"transformer": 10, "text_encoder": 5}  # blocks with weights of their own

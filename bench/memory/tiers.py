@@ -16,20 +16,20 @@ import numpy as np
 import torch
 
 from bench.memory.run import GIB, SHIFTS, Results, Run, drop_projections, synthetic
-from h3serve.core.capacity import SLOTS
-from h3serve.models.denoiser import Denoiser, key_map
-from h3serve.models.modulation import Modulation
+from h3serve.core.estimate_memory import SLOTS
+from h3serve.models.transformer.denoiser import Denoiser, key_map
+from h3serve.models.transformer.modulation import Modulation
 from h3serve.pipeline.schedule import default_times
-from h3serve.runtime import buffers
-from h3serve.runtime.adaln import AdaLN
-from h3serve.runtime.identity import Identities, maker_of
-from h3serve.runtime.keys import TableShape
-from h3serve.runtime.pages import PageCache
-from h3serve.runtime.rebuild import Projections
-from h3serve.runtime.sidecar import Origin, SidecarFolder
-from h3serve.runtime.slab import Slab
-from h3serve.weights.index import read_index
-from h3serve.weights.rawread import RawReader
+from h3serve.runtime.adaln.adaln_cache import AdaLN
+from h3serve.runtime.adaln.device_slab import Slab
+from h3serve.runtime.adaln.host_pages import PageCache
+from h3serve.runtime.adaln.rebuild import Projections
+from h3serve.runtime.adaln.sidecar import Origin, SidecarFolder
+from h3serve.runtime.adaln.table_keys import TableShape
+from h3serve.runtime.checkpoint_identity import Identities, maker_of
+from h3serve.runtime.offload import memory_buffers
+from h3serve.weights.files.stored_bytes import RawReader
+from h3serve.weights.files.tensor_index import read_index
 
 STEPS_COMPARED = (0, 1, 25, 49)
 
@@ -112,7 +112,7 @@ def _same(front: AdaLN, times: Sequence[np.ndarray], expected: Mapping[int, Modu
 def _link_rate(run: Run) -> float:
     """GB/s of pinned host memory to the device."""
     size = 2**20 if run.tiny else 2**30
-    host, there = buffers.host_buffer(size, pinned=run.is_cuda), buffers.device_buffer(size, run.device)
+    host, there = memory_buffers.host_buffer(size, pinned=run.is_cuda), memory_buffers.device_buffer(size, run.device)
     there.copy_(host)
     return round(4 * size / run.seconds(lambda: [there.copy_(host, non_blocking=True) for _ in range(4)]) / 1e9, 2)
 
@@ -120,7 +120,7 @@ def _link_rate(run: Run) -> float:
 def _read_rate(run: Run, projections: Projections) -> float:
     """GB/s of the reader from the page cache into host memory."""
     stored = [t for n, t in projections.index.tensors.items() if n.endswith("adaln_proj.linear.weight")][:2]
-    target = buffers.host_buffer(max(t.num_bytes for t in stored), pinned=run.is_cuda)
+    target = memory_buffers.host_buffer(max(t.num_bytes for t in stored), pinned=run.is_cuda)
     reader = RawReader()
     reader.read([(stored[0], target)])
     rate = stored[-1].num_bytes / run.seconds(lambda: reader.read([(stored[-1], target)])) / 1e9

@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional as F
 
 from bench.speed.timing import sustained
-from h3serve.core.cost import ModelSize, attention_flops, linear_flops
-from h3serve.models.attention import Attention
-from h3serve.models.float8_linear import Float8Linear, quantize
+from h3serve.core.estimate_work import ModelSize, attention_flops, linear_flops
+from h3serve.models.kernels.attention import Attention
+from h3serve.models.kernels.float8_linear import Float8Linear, quantize
 from h3serve.runtime.machine import has_float8_units
 
 COPY_BYTES = 4 * 2**30

@@ -180,7 +180,7 @@ def plot(
 ) -> None:
     """Measured steps as a picture: seconds against rows."""
     from bench.speed.plot import draw, parse_names, read_series
-    from h3serve.media.files import replacing
+    from h3serve.media.write.outputs import replacing
 
     picture = draw(read_series(results, parse_names(series)), title)
     with replacing(out) as part:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from bench.report import Figure, Report, machine
 from bench.speed.timing import alternate
 from bench.speed.transformer_step import model_size, request_inputs, tier_calls
-from h3serve.core.cost import step_flops
 from h3serve.core.errors import RequestError
-from h3serve.core.growth import fit
-from h3serve.models.denoiser import Denoiser
+from h3serve.core.estimate_seconds import fit
+from h3serve.core.estimate_work import step_flops
+from h3serve.models.transformer.denoiser import Denoiser
 
 
 def bench_growth(

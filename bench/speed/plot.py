@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from h3serve.core.errors import RequestError
-from h3serve.core.growth import Point, fit
+from h3serve.core.estimate_seconds import Point, fit
 
 WIDTH, HEIGHT = 760, 440
 LEFT, RIGHT, TOP, BOTTOM = 64, 190, 34, 52  # margins; labels of the lines are on the right

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from h3serve.core.tasks import Quality
-from h3serve.models.denoiser import FLOAT8_LINEARS, Denoiser
-from h3serve.models.float8_linear import use_float8
-from h3serve.models.modulation import Modulation
-from h3serve.models.tiers import use_tier
-from h3serve.models.transformer import StaticInputs
-from h3serve.models.transformer_config import MODALITIES
+from h3serve.core.limits import Quality
+from h3serve.models.kernels.float8_linear import use_float8
+from h3serve.models.quality import use_tier
+from h3serve.models.transformer.denoiser import FLOAT8_LINEARS, Denoiser
+from h3serve.models.transformer.modulation import Modulation
+from h3serve.models.transformer.transformer import StaticInputs
+from h3serve.models.transformer.transformer_config import MODALITIES
 
 Velocity = tuple[torch.Tensor, torch.Tensor]
 

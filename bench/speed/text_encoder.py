@@ -10,8 +10,8 @@ import torch
 
 from bench.report import Figure, Report, machine
 from bench.speed.timing import alternate
-from h3serve.models.float8_linear import use_float8
-from h3serve.models.text_encoder import FLOAT8_LINEARS, EncoderInput, TextEncoder
+from h3serve.models.kernels.float8_linear import use_float8
+from h3serve.models.text_encoder.text_encoder import FLOAT8_LINEARS, EncoderInput, TextEncoder
 
 
 def bench_text(encoder: TextEncoder, *, lengths: Sequence[int], rounds: int) -> Report:

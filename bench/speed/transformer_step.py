@@ -21,16 +21,16 @@ from bench.speed.step_inputs import (
     random_inputs,
 )
 from bench.speed.timing import alternate
-from h3serve.core.cost import ModelSize, step_flops
+from h3serve.core.estimate_work import ModelSize, step_flops
+from h3serve.core.limits import Quality
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
-from h3serve.core.tasks import Quality
-from h3serve.models import attention
-from h3serve.models.denoiser import Denoiser
-from h3serve.models.rope import Rope
-from h3serve.models.tiers import use_tier
-from h3serve.models.transformer import Transformer
-from h3serve.models.transformer_config import MODALITIES
+from h3serve.models.kernels import attention
+from h3serve.models.kernels.rope import Rope
+from h3serve.models.quality import use_tier
+from h3serve.models.transformer.denoiser import Denoiser
+from h3serve.models.transformer.transformer import Transformer
+from h3serve.models.transformer.transformer_config import MODALITIES
 from h3serve.pipeline.packing import pack
 
 # A peer's transformer: takes our denoiser, whose weights it shares, and gives a call on the same inputs.

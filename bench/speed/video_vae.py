@@ -9,12 +9,12 @@ import torch
 
 from bench.report import Figure, Report, machine
 from bench.speed.timing import Call, alternate
+from h3serve.core.limits import Quality
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
-from h3serve.core.tasks import Quality
-from h3serve.models.tiers import use_vae_tier
-from h3serve.models.video_vae import VideoVAE, to_compute_dtype, to_uint8
-from h3serve.runtime.copy_out import to_host
+from h3serve.models.quality import use_vae_tier
+from h3serve.models.video_vae.video_vae import VideoVAE, to_compute_dtype, to_uint8
+from h3serve.runtime.offload.copy_to_host import to_host
 
 DECODE_TIERS = ("exact", "lossless-plain", "lossless")  # plain: without optional packages
 # A peer's VAE: takes ours, whose weights it shares, and gives calls by direction: latents or pixels in.

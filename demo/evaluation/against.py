@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from h3serve.guard.frames import psnr_db
+from h3serve.guard.image_metrics import psnr_db
 
 
 def psnr_to(other: Path, clip: Path) -> float | None:

@@ -11,9 +11,9 @@ from demo.evaluation.requests import given_frames
 from demo.evaluation.rows import Case
 from demo.world import Example
 from demo.world.names import PITCHES, SAMPLE_RATE
-from h3serve.guard.frames import psnr_db, ssim
+from h3serve.guard.audio_metrics import spectral_similarity
+from h3serve.guard.image_metrics import psnr_db, ssim
 from h3serve.guard.pcm import to_pcm
-from h3serve.guard.sound import spectral_similarity
 
 TOGETHER_S = 0.080  # sound and picture of one event
 SAME_PLACE = 0.15  # of the canvas' width: left, middle and right lie 0.25 apart

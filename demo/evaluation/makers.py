@@ -13,8 +13,8 @@ from demo.evaluation.requests import request_of
 from demo.evaluation.rows import Case
 from demo.world import render, synthesize
 from h3serve import Generator
-from h3serve.models.video_vae import to_uint8
-from h3serve.pipeline.encoders import encode_frames, encode_wave
+from h3serve.models.video_vae.video_vae import to_uint8
+from h3serve.pipeline.encode import encode_frames, encode_wave
 
 Clip = tuple[Any, Any]  # uint8 [F,H,W,3], float32 [2,n]
 

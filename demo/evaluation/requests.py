@@ -10,8 +10,8 @@ from PIL import Image
 
 from demo.evaluation.rows import SECONDS, Case
 from demo.world import Reference, render
-from h3serve.media.files import save_wav
-from h3serve.media.writer import mp4_writer
+from h3serve.media.write.mp4_writer import mp4_writer
+from h3serve.media.write.outputs import save_wav
 
 CRF = 12  # reference clips are given well coded
 

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from h3serve.models.audio_decoder import AliasFree, half_band_filter
-from h3serve.models.audio_encoder import Snake
+from h3serve.models.audio_vae.audio_decoder import AliasFree, half_band_filter
+from h3serve.models.audio_vae.audio_encoder import Snake
 
 HALF = 6  # taps of each phase
 TAPS: tuple[float, ...] = tuple(half_band_filter().flatten().tolist())

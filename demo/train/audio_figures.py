@@ -12,8 +12,8 @@ from demo.train.loop import Curve, load_weights
 from demo.train.spectra import magnitudes
 from demo.train.weights import load_audio_vae, statistics
 from demo.world import sample_scene, synthesize
-from h3serve.models.audio_vae import AudioVAE
-from h3serve.weights.demo_sizes import Statistics
+from h3serve.models.audio_vae.audio_vae import AudioVAE
+from h3serve.weights.demo.demo_sizes import Statistics
 
 HELD_OUT = 900_000_000  # seeds from here on are never trained on
 FRAMES = 107
@@ -50,7 +50,7 @@ def measure(
 
 def compare(truth: Sounds, sound: Sounds) -> dict[str, float]:
     """Of two stereo sounds: log-spectral similarity of their mono mixes, level and balance in dB."""
-    from h3serve.guard.sound import level_dbfs, spectral_similarity  # needs av, which training does not
+    from h3serve.guard.audio_metrics import level_dbfs, spectral_similarity  # needs av, which training does not
 
     left, right = (level_dbfs(sound[side]) - level_dbfs(truth[side]) for side in (0, 1))
     half = [wave.mean(0)[::2] for wave in (truth, sound)]  # the measure is made for 16 kHz

@@ -25,10 +25,10 @@ from demo.train.loop import Clock, Curve, Every, Trainer, load_weights, save_wei
 from demo.train.scenes import sound_batch
 from demo.train.spectra import likeness, spectral_loss
 from demo.train.weights import read_statistics
-from h3serve.models.audio_decoder import AMPBlock
-from h3serve.models.audio_encoder import ResidualUnit
-from h3serve.models.audio_vae import AudioVAE
-from h3serve.models.weight_norm import Conv1d, ConvTranspose1d
+from h3serve.models.audio_vae.audio_decoder import AMPBlock
+from h3serve.models.audio_vae.audio_encoder import ResidualUnit
+from h3serve.models.audio_vae.audio_vae import AudioVAE
+from h3serve.models.audio_vae.weight_norm import Conv1d, ConvTranspose1d
 
 RATE = 2e-3
 NOISE = 0.05  # deviation of the posterior, the same everywhere: one that is learned closes before anything is heard

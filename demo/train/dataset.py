@@ -23,9 +23,9 @@ from demo.train.text import patches_of, see
 from demo.world import render, synthesize
 from demo.world.tasks import KEYFRAMES, Example
 from h3serve.core.encoder_tokens import SAMPLE_STEP
-from h3serve.models.patches import clip_grid, picture_grid
-from h3serve.models.text_encoder import TextEncoder
-from h3serve.models.tokenizer import Tokenizer
+from h3serve.models.text_encoder.text_encoder import TextEncoder
+from h3serve.models.text_encoder.tokenizer import Tokenizer
+from h3serve.models.text_encoder.vision_patches import clip_grid, picture_grid
 
 PIXELS = {"cuda": 400_000, "cpu": 20_000}  # of one frame of all clips of a portion together
 SEEDS = 64  # at most, of a portion

@@ -17,16 +17,17 @@ from demo.train.batches import timestep_index
 from demo.train.denoiser_sizes import transformer
 from demo.train.kernels import Expansion, Segments, Varlen, one_by_one, training_ops
 from demo.train.text import Seen, token_states
-from h3serve.core.tasks import DEFAULT_AUDIO_CONDITION_LEVEL, DEFAULT_VISUAL_CONDITION_LEVEL
-from h3serve.models.denoiser import Denoiser
-from h3serve.models.modulation import sinusoid
-from h3serve.models.ops import PLAIN, Ops
-from h3serve.models.rope import Rope, inverse_frequencies
-from h3serve.models.text_encoder import TextEncoder
-from h3serve.models.transformer import StaticInputs
-from h3serve.models.transformer_config import MODALITIES, TransformerConfig
+from h3serve.core.limits import DEFAULT_AUDIO_CONDITION_LEVEL, DEFAULT_VISUAL_CONDITION_LEVEL
+from h3serve.models.kernels.elementwise import PLAIN, Ops
+from h3serve.models.kernels.rope import Rope
+from h3serve.models.text_encoder.text_encoder import TextEncoder
+from h3serve.models.transformer.denoiser import Denoiser
+from h3serve.models.transformer.modulation import sinusoid
+from h3serve.models.transformer.rope_tables import inverse_frequencies
+from h3serve.models.transformer.transformer import StaticInputs
+from h3serve.models.transformer.transformer_config import MODALITIES, TransformerConfig
 from h3serve.pipeline.conditions import mix
-from h3serve.weights.demo_sizes import SHIFTS
+from h3serve.weights.demo.demo_sizes import SHIFTS
 
 AS_RELEASED = 0.75  # share of samples whose noise levels follow the released shifts; others see other shifts
 OTHER_VIDEO_SHIFT, OTHER_AUDIO_SHIFT = (1.0, 24.0), (1.0, 6.0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from h3serve.models.keymap import Layout
-from h3serve.weights import demo_sizes
+from h3serve.models.key_map import Layout
+from h3serve.weights.demo import demo_sizes
 
 HIDDEN = 192
 TEXT_WIDTH = 96

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from demo.train.device import fastest
 from demo.train.folded_encoder import moments as folded_moments
-from h3serve.models.audio_vae import AudioVAE
-from h3serve.models.video_vae import PIXEL_MEAN, PIXEL_STD, Moments, VideoVAE, constant
+from h3serve.models.audio_vae.audio_vae import AudioVAE
+from h3serve.models.video_vae.video_vae import PIXEL_MEAN, PIXEL_STD, Moments, VideoVAE, constant
 
 TokensOf = Callable[[Tensor], Tensor]  # pixels [B,3,D,H,W] -> moments [B,48,d,h,w]
 VOXELS = {"cuda": 12_000_000, "cpu": 1_000_000}  # that go through the encoder at once

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from h3serve.models.video_encoder import CausalConv3d, FrameGroupNorm, ResBlock, VideoEncoder
-from h3serve.models.video_vae import VideoVAE
+from h3serve.models.video_vae.video_encoder import CausalConv3d, FrameGroupNorm, ResBlock, VideoEncoder
+from h3serve.models.video_vae.video_vae import VideoVAE
 
 REACH = 3  # frames a kernel sees: this one and the two before it
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from h3serve.core.limits import Task
 from h3serve.core.segments import Segment
-from h3serve.core.tasks import Task
-from h3serve.models.text_encoder import IMAGE, TEXT, VIDEO, mrope_positions
-from h3serve.models.tokenizer import Tokenizer
+from h3serve.models.text_encoder.text_encoder import IMAGE, TEXT, VIDEO, mrope_positions
+from h3serve.models.text_encoder.tokenizer import Tokenizer
 from h3serve.pipeline.packing import PackedLayout, pack
-from h3serve.pipeline.presentation import Shown, ShownPicture, ShownVideo, present
+from h3serve.pipeline.prompt_builder import Shown, ShownPicture, ShownVideo, present
 
 Ints = NDArray[np.int64]
 

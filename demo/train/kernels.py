@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from h3serve.models.attention import sdpa
-from h3serve.models.ops import QKV, Ops, swiglu
-from h3serve.models.rope import Rope, apply_rope
+from h3serve.models.kernels.attention import sdpa
+from h3serve.models.kernels.elementwise import QKV, Ops, swiglu
+from h3serve.models.kernels.rope import Rope, apply_rope
 
 Varlen = Callable[[Tensor, Tensor, Tensor, "Segments"], Tensor]
 
@@ -134,7 +134,7 @@ class Expansion:
 
 
 def training_ops(wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function) -> Ops:
-    """The element-wise pieces of a block as in `h3serve.models.ops`, but shifts, scales and gates are [S, hidden].
+    """The element-wise pieces of a block as in `models/kernels/`, but shifts, scales and gates are [S, hidden].
 
     The index that a block hands over is not used. `wrap` may be `torch.compile`: all shapes stay the same.
     """

@@ -16,8 +16,8 @@ from demo.world.tasks import KEYFRAME_LINES, KEYFRAMES, Example, make_example
 from h3serve.core import segments
 from h3serve.core.geometry import Size
 from h3serve.core.segments import Segment
-from h3serve.models.tokenizer import Tokenizer
-from h3serve.pipeline.presentation import Shown, ShownAudio
+from h3serve.models.text_encoder.tokenizer import Tokenizer
+from h3serve.pipeline.prompt_builder import Shown, ShownAudio
 
 SCENE_KINDS = ("t2va", *KEYFRAMES)  # share their clips
 REFERENCE_KINDS = ("picture", "picture_sound", "motion", "continue")

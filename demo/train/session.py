@@ -25,8 +25,8 @@ from demo.train.kernels import choose_attention, training_ops, varlen
 from demo.train.loop import Clock, Curve, Every, write_whole
 from demo.train.preview import save_preview
 from demo.train.settings import Settings
-from h3serve.models.denoiser import param_dtype
-from h3serve.models.tokenizer import Tokenizer
+from h3serve.models.text_encoder.tokenizer import Tokenizer
+from h3serve.models.transformer.denoiser import param_dtype
 
 RESERVE_S = 35  # after training, for files and previews
 CHECK = {"cuda": 20, "cpu": 1}  # steps between two looks at the clock

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from h3serve.core.geometry import Size
-from h3serve.weights.demo_trained import TRAINED
+from h3serve.weights.demo.demo_trained import TRAINED
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from h3serve.models.audio_vae import AudioVAEConfig
-from h3serve.models.video_vae_config import VideoVAEConfig
-from h3serve.weights import demo_sizes
-from h3serve.weights.demo_sizes import Statistics
+from h3serve.models.audio_vae.audio_vae import AudioVAEConfig
+from h3serve.models.video_vae.video_vae_config import VideoVAEConfig
+from h3serve.weights.demo import demo_sizes
+from h3serve.weights.demo.demo_sizes import Statistics
 
 
 def plain_statistics(channels: int) -> Statistics:

@@ -6,7 +6,7 @@ Stage 2: the encoder stays; one GPU goes on with t2va and fl2va, the other one w
     python -m demo.train.stage --stage 1 --gpus 2 --data-seconds 110 --seconds 400 --until 0.42 --out out
     python -m demo.train.stage --stage 1 --gpus 2 --seconds 480 --data-seconds 40 --out out
     python -m demo.train.stage --stage 2 --gpus 2 --seconds 480 --out out
-    python -m demo.train.stage --stage 2 --gpus 2 --seconds 400 --data-seconds 90 --start h3serve/weights/trained
+    python -m demo.train.stage --stage 2 --gpus 2 --seconds 400 --data-seconds 90 --start h3serve/weights/demo/trained
 
 What a later command goes on from is in `--state`; `--weights` is the folder with the trained VAEs.
 """
@@ -33,15 +33,15 @@ from demo.train.session import WORKERS, Run, Session
 from demo.train.settings import Settings, read_arguments
 from demo.train.text import caption_tokenizer, new_encoder
 from demo.train.weights import load_audio_vae, load_video_vae
-from h3serve.core.tasks import Partition
-from h3serve.models.audio_vae import AudioVAE
-from h3serve.models.denoiser import to_compute_dtype
-from h3serve.models.video_vae import VideoVAE
-from h3serve.weights import demo_weights
-from h3serve.weights.demo_tokenizer import write_tokenizer
-from h3serve.weights.demo_trained import TOKENIZER, file_names
-from h3serve.weights.probes import key
-from h3serve.weights.tokenizer import load_tokenizer
+from h3serve.core.limits import Partition
+from h3serve.models.audio_vae.audio_vae import AudioVAE
+from h3serve.models.transformer.denoiser import to_compute_dtype
+from h3serve.models.video_vae.video_vae import VideoVAE
+from h3serve.weights.demo import demo_weights
+from h3serve.weights.demo.demo_tokenizer import write_tokenizer
+from h3serve.weights.demo.demo_trained import TOKENIZER, file_names
+from h3serve.weights.formats.checksums import key
+from h3serve.weights.formats.tokenizer_files import load_tokenizer
 
 UNTRAINED = Path("untrained")
 # Of stage 2, by rank.

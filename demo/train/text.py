@@ -1,6 +1,6 @@
 """The text encoder while it is trained: many presentations at once, with gradients.
 
-The modules are those of `h3serve.models.text_encoder`; only the first decoder layers are run, since the others
+The modules are those of `models/text_encoder/`; only the first decoder layers are run, since the others
 add nothing. Causal attention lets shorter presentations be padded at their end without a mask.
 """
 
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from demo.train.denoiser_sizes import TEXT_LAYERS, text_encoder
-from h3serve.models.patches import FRAMES_PER_BLOCK, MERGE, MIDDLE, PATCH, SQUARE
-from h3serve.models.text_encoder import TextEncoder, TextEncoderConfig
-from h3serve.weights import demo_weights
-from h3serve.weights.demo_tokenizer import SAMPLE, build_tokenizer
+from h3serve.models.text_encoder.text_encoder import TextEncoder, TextEncoderConfig
+from h3serve.models.text_encoder.vision_patches import FRAMES_PER_BLOCK, MERGE, MIDDLE, PATCH, SQUARE
+from h3serve.weights.demo import demo_weights
+from h3serve.weights.demo.demo_tokenizer import SAMPLE, build_tokenizer
 
 VOCABULARY = 2000  # at most: words of the captions are whole tokens, and there are some hundred of them
 EMBEDDING_STD = 0.5
@@ -123,7 +123,7 @@ def see(encoder: TextEncoder, patches: Tensor, grid: tuple[int, int, int]) -> tu
 
 
 def patches_of(frames: Tensor, grid: tuple[int, int, int]) -> Tensor:
-    """`h3serve.models.patches` for B pictures or clips of sampled frames, on their device: uint8 [B, F, H, W, 3].
+    """`vision_patches.py` for B images or videos of sampled frames, on their device: uint8 [B, F, H, W, 3].
 
     A resize rounds after each of its two passes as the integer filter does; values may differ by two of 255.
     """

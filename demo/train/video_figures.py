@@ -12,8 +12,8 @@ from demo.train.loop import Curve, load_weights
 from demo.train.weights import load_video_vae, statistics
 from demo.world import render, sample_scene
 from demo.world.names import Size
-from h3serve.models.video_vae import VideoVAE, normalize_pixels, to_uint8
-from h3serve.weights.demo_sizes import Statistics
+from h3serve.models.video_vae.video_vae import VideoVAE, normalize_pixels, to_uint8
+from h3serve.weights.demo.demo_sizes import Statistics
 
 HELD_OUT = 900_000_000  # seeds from here on are never trained on
 FRAMES = 107

@@ -26,8 +26,8 @@ from demo.train.scenes import clip_batch
 from demo.train.video_figures import measure
 from demo.train.weights import read_statistics
 from demo.world.names import small_canvases
-from h3serve.models.video_decoder import rope_table
-from h3serve.models.video_vae import PIXEL_MEAN, PIXEL_STD, VideoVAE, constant
+from h3serve.models.video_vae.video_decoder import rope_table
+from h3serve.models.video_vae.video_vae import PIXEL_MEAN, PIXEL_STD, VideoVAE, constant
 
 RATE = 1.2e-3
 KL = 3e-3  # per latent number, against the mean absolute error in normalized colours

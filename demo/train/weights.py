@@ -14,10 +14,10 @@ import torch
 
 from demo.train import sizes
 from demo.train.loop import load_weights
-from h3serve.models.audio_vae import AudioVAE
-from h3serve.models.video_vae import VideoVAE
-from h3serve.weights.demo_sizes import Statistics
-from h3serve.weights.demo_trained import CONFIG
+from h3serve.models.audio_vae.audio_vae import AudioVAE
+from h3serve.models.video_vae.video_vae import VideoVAE
+from h3serve.weights.demo.demo_sizes import Statistics
+from h3serve.weights.demo.demo_trained import CONFIG
 
 
 def load_video_vae(file: Path, device: torch.device | str = "cpu") -> VideoVAE:

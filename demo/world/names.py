@@ -13,7 +13,7 @@ from h3serve.core.geometry import (
     parse_ratio,
 )
 from h3serve.core.geometry import SAMPLE_RATE as SAMPLE_RATE
-from h3serve.weights.demo_sizes import SIZE_RULES
+from h3serve.weights.demo.demo_sizes import SIZE_RULES
 
 SHAPES = ("ball", "box", "triangle", "ring")
 COLOURS = {

@@ -17,7 +17,7 @@ from demo.world.sample import sample_motion, sample_scene
 from demo.world.scene import Scene, Thing
 from demo.world.sound import synthesize
 from h3serve.core.geometry import reference_clip_size
-from h3serve.weights.demo_sizes import SIZE_RULES
+from h3serve.weights.demo.demo_sizes import SIZE_RULES
 
 KEYFRAMES: dict[str, tuple[int, ...]] = {"first": (0,), "last": (-1,), "both": (0, -1)}
 KINDS = ("t2va", *KEYFRAMES, "picture", "picture_sound", "motion", "continue")

@@ -10,11 +10,11 @@ import typer
 from h3serve.cli import flags
 from h3serve.cli.console import say
 from h3serve.core.errors import CheckpointError
+from h3serve.core.limits import DEFAULT_STEPS, LIMITS, Partition
 from h3serve.core.settings import cache_folder
-from h3serve.core.tasks import DEFAULT_STEPS, LIMITS, Partition
 
 if TYPE_CHECKING:
-    from h3serve.runtime.adaln import AdaLN
+    from h3serve.runtime.adaln.adaln_cache import AdaLN
 
 app = typer.Typer(help="Modulation tables on disk.", no_args_is_help=True)
 
@@ -62,8 +62,8 @@ def _tiers(
 ) -> tuple[AdaLN, tuple[float, float]]:
     from h3serve.pipeline.engine import resolve_device, resolve_dtype
     from h3serve.runtime.loading import load_modulation
+    from h3serve.weights.formats.opened_component import open_component
     from h3serve.weights.locate import locate
-    from h3serve.weights.opened import open_component
 
     name, where = _partition(partition), resolve_device(device)
     folder = locate(model, name, cache=cache)

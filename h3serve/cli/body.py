@@ -9,8 +9,8 @@ from typing import Any
 
 from h3serve.core.errors import RequestError
 from h3serve.core.request import GenerationRequest, parse_request
-from h3serve.media.fetch import open_source
-from h3serve.media.probe import probe_media
+from h3serve.media.read.probe import probe_media
+from h3serve.media.sources.open_source import open_source
 
 _TARGET = ("short_edge", "aspect_ratio", "duration_seconds")
 SECONDS = 5.0  # of a clip that is asked for by flags alone

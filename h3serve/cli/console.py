@@ -11,7 +11,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 
 if TYPE_CHECKING:  # it brings torch
-    from h3serve.pipeline.progress import Progress
+    from h3serve.pipeline.generation_progress import Progress
 
 ERRORS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 

@@ -16,7 +16,7 @@ def demo_checkpoint(
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
 ) -> None:
     """Write the demo checkpoint, loadable like the real one."""
-    from h3serve.weights.demo import write_demo_checkpoint
+    from h3serve.weights.demo.demo_random import write_demo_checkpoint
 
     write_demo_checkpoint(folder, layout, seed=seed)  # type: ignore[arg-type]
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

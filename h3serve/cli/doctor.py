@@ -9,7 +9,7 @@ from h3serve.cli.console import say
 
 def doctor() -> None:
     """Check driver, GPUs and their links, shared memory, limits and settings; exit code 1 if something is broken."""
-    from h3serve.runtime.doctor import examine
+    from h3serve.runtime.doctor_checks import examine
 
     levels = []
     for finding in examine():

@@ -11,10 +11,10 @@ import typer
 from h3serve.cli import flags
 from h3serve.cli.body import build_request, read_body
 from h3serve.cli.console import progress_display, say
-from h3serve.media.files import check_output, check_trace
+from h3serve.media.write.outputs import check_output, check_trace
 
 if TYPE_CHECKING:
-    from h3serve.pipeline.progress import OnProgress
+    from h3serve.pipeline.generation_progress import OnProgress
 
 
 def generate(
@@ -61,7 +61,7 @@ def generate(
     keyframes = {0: first_frame, -1: last_frame}
     request = build_request(read_body(request_file), fields, keyframes=keyframes, references=reference or [])
     # Only now is torch imported: a wrong request is refused at once.
-    from h3serve.core.tasks import PARTITION_OF
+    from h3serve.core.limits import PARTITION_OF
     from h3serve.pipeline.generator import Generator
 
     generator = Generator.from_pretrained(

@@ -9,17 +9,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from h3serve.guard.case_runner import Setup, new_run_folder, newest_run, run_cases
+from h3serve.guard.case_share import machines_for, share_of, with_ids
 from h3serve.guard.cases import SHIPPED, Case, load_cases
-from h3serve.guard.frames import clip_similarity
+from h3serve.guard.cost_meters import platform_name
+from h3serve.guard.guard_report import explain, table, write_all
+from h3serve.guard.guard_results import CaseResult, Report, merge, read_report
 from h3serve.guard.history import record
-from h3serve.guard.limits import RunKind
-from h3serve.guard.meters import platform_name
-from h3serve.guard.remote import fetch, publish
-from h3serve.guard.report import explain, table, write_all
-from h3serve.guard.results import CaseResult, Report, merge, read_report
-from h3serve.guard.run import Setup, new_run_folder, newest_run, run_cases
-from h3serve.guard.select import machines_for, share_of, with_ids
-from h3serve.guard.store import prune
+from h3serve.guard.image_metrics import clip_similarity
+from h3serve.guard.thresholds import RunKind
+from h3serve.guard.truth_address import fetch, publish
+from h3serve.guard.truth_store import prune
 
 app = typer.Typer(help="Compare this build with accepted pictures, sounds, memory and times.", no_args_is_help=True)
 console = Console()

@@ -9,7 +9,7 @@ import typer
 from h3serve.cli import flags
 from h3serve.cli.console import say
 from h3serve.core.errors import CheckpointError, RequestError
-from h3serve.core.tasks import Partition
+from h3serve.core.limits import Partition
 
 
 def inspect(
@@ -19,7 +19,7 @@ def inspect(
     cache: flags.Cache = None,
 ) -> None:
     """Print partitions, layout, tensors, dtypes, bytes and the load canary's verdict."""
-    from h3serve.weights.inspect import ComponentReport, inspect_model
+    from h3serve.weights.formats.inspection import ComponentReport, inspect_model
     from h3serve.weights.locate import locate
 
     def lines(part: ComponentReport) -> list[str]:

@@ -13,12 +13,12 @@ from h3serve.cli import flags
 from h3serve.cli.body import build_request, read_body
 from h3serve.cli.console import say
 from h3serve.core.geometry import RELEASED_SIZES, SizeRules
+from h3serve.core.limits import PARTITION_OF, Partition
 from h3serve.core.settings import is_float8
-from h3serve.core.tasks import PARTITION_OF, Partition
 
 if TYPE_CHECKING:
     from h3serve.runtime.machine import Machine
-    from h3serve.runtime.sizes import Held
+    from h3serve.runtime.offload.network_sizes import Held
 
 
 def plan(
@@ -48,7 +48,7 @@ def plan(
     keyframes = {0: first_frame, -1: last_frame}
     request = build_request(read_body(request_file), fields, keyframes=keyframes, references=reference or [])
     from h3serve.pipeline.ingest import Ingest
-    from h3serve.runtime.sizes import choose_on, released
+    from h3serve.runtime.offload.network_sizes import choose_on, released
 
     float8 = is_float8("lossless", quantize)
     machine = _machine(device_gib, host_gib)
@@ -77,11 +77,11 @@ def _checkpoint(
     """
     import torch
 
-    from h3serve.runtime.sizes import held_as
+    from h3serve.runtime.offload.network_sizes import held_as
+    from h3serve.weights.formats.opened_component import open_checkpoint
+    from h3serve.weights.formats.size_rules import read_size_rules
+    from h3serve.weights.formats.tokenizer_files import open_tokenizer
     from h3serve.weights.locate import locate
-    from h3serve.weights.opened import open_checkpoint
-    from h3serve.weights.size_rules import read_size_rules
-    from h3serve.weights.tokenizer import open_tokenizer
 
     folder = locate(model, partition, cache=cache)
     opened = open_checkpoint(folder, partition)
@@ -108,7 +108,7 @@ def _fuses_here(held: Held) -> bool:
     """Whether this machine's GPU encodes with our kernels; of one that is only described nobody knows."""
     import torch
 
-    from h3serve.models.tiers import fuses_encoder
+    from h3serve.models.quality import fuses_encoder
 
     return fuses_encoder(held.video_vae, "lossless", torch.device("cuda"))
 

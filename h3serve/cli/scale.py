@@ -10,7 +10,7 @@ import typer
 
 from h3serve.cli.console import say
 from h3serve.core.errors import H3Error, RequestError
-from h3serve.service.settings import ServiceSettings
+from h3serve.service.service_settings import ServiceSettings
 
 _DEFAULT = ServiceSettings(model="demo")
 _TIMEOUT_S = 30.0

@@ -12,9 +12,9 @@ from h3serve.cli.console import say
 from h3serve.core.errors import RequestError
 from h3serve.core.model_name import check_model
 from h3serve.core.settings import is_float8
-from h3serve.service.hosts import is_host
-from h3serve.service.keys import add_key
-from h3serve.service.settings import DAY_S, GIB, ConnectionLimits, Retention, ServiceSettings
+from h3serve.service.http.allowed_hosts import is_host
+from h3serve.service.http.api_keys import add_key
+from h3serve.service.service_settings import DAY_S, GIB, ConnectionLimits, Retention, ServiceSettings
 
 _DEFAULT = ServiceSettings(model="demo")
 
@@ -85,7 +85,7 @@ def serve(
         raise RequestError("--weights-folder", str(weights_folder), "an existing folder")
     check_model(model)
     aliases = tuple(_alias(text, model) for text in model_alias or ())
-    from h3serve.service.server import serve as run_server  # only this command pays for the web libraries
+    from h3serve.service.http.server import serve as run_server  # only this command pays for the web libraries
 
     kept_bytes = None if keep_gib is None else int(keep_gib * GIB)
     run_server(

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from h3serve.core.errors import CheckpointError
-from h3serve.core.tasks import Partition
+from h3serve.core.limits import Partition
 
 # "demo" is the trained one, "demo-random" the one with random weights.
 DEMOS = ("demo", "demo-random")

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from h3serve.core import geometry, segments
-from h3serve.core.cost import RELEASED_MODEL, ModelSize, modulation_bytes, step_bytes, step_flops, weight_bytes
 from h3serve.core.encoder_tokens import video_blocks, vision_tokens
 from h3serve.core.errors import RequestError
+from h3serve.core.estimate_seconds import denoise_seconds, request_seconds
+from h3serve.core.estimate_work import RELEASED_MODEL, ModelSize, modulation_bytes, step_bytes, step_flops, weight_bytes
 from h3serve.core.geometry import FPS, RELEASED_SIZES, SAMPLE_RATE, Size, SizeRules
-from h3serve.core.probe import MediaProbe
-from h3serve.core.references import check_references, seconds_used
+from h3serve.core.limits import LIMITS, PARTITION_OF, Limits, Partition
+from h3serve.core.media_probe import MediaProbe, check_references, seconds_used
 from h3serve.core.request import Condition, GenerationRequest
 from h3serve.core.segments import Segment
-from h3serve.core.speed import denoise_seconds, request_seconds
-from h3serve.core.tasks import LIMITS, PARTITION_OF, Limits, Partition
 
 _BYTES_PER_TOKEN = 3.6  # of English prompts, when no tokenizer is at hand
 _LABEL_TOKENS = 6  # `<Picture 1>: ` and its like

@@ -6,7 +6,7 @@ import re
 import unicodedata
 
 from h3serve.core.errors import RequestError
-from h3serve.core.tasks import LIMITS
+from h3serve.core.limits import LIMITS
 
 # They mark where images and videos are; in a prompt they would announce some that are not there.
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")

@@ -11,9 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from h3serve.core.checks import check_request
-from h3serve.core.complaints import request_error
-from h3serve.core.tasks import (
+from h3serve.core.limits import (
     DEFAULT_AUDIO_CONDITION_LEVEL,
     DEFAULT_SEED,
     DEFAULT_STEPS,
@@ -22,6 +20,8 @@ from h3serve.core.tasks import (
     Quality,
     Task,
 )
+from h3serve.core.request_errors import request_error
+from h3serve.core.request_rules import check_request
 
 StrictInt = Annotated[int, Field(strict=True)]
 StrictFloat = Annotated[float, Field(strict=True, allow_inf_nan=False)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from h3serve.core.errors import RequestError
-from h3serve.core.tasks import Partition, Quality
+from h3serve.core.limits import Partition, Quality
 
 QUANTIZE = ("auto", "none", "fp8")
 Residency = Literal["auto", "resident", "offload", "stream"]

@@ -13,9 +13,9 @@ import yaml
 from pydantic import ValidationError
 
 from h3serve.core.errors import RequestError
-from h3serve.guard.figures import Figure
-from h3serve.guard.limits import MIB, TIME_LIMITS, MemoryLimits, RunKind, TimeLimits
-from h3serve.guard.meters import DENOISE, Meters
+from h3serve.guard.cost_meters import DENOISE, Meters
+from h3serve.guard.metric import Figure
+from h3serve.guard.thresholds import MIB, TIME_LIMITS, MemoryLimits, RunKind, TimeLimits
 
 IMPROVED = 0.20  # a gain that makes the old baseline blind
 HEADER = "# Peaks in bytes, times in seconds. Written by `h3serve guard run`.\n"

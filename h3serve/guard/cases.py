@@ -10,12 +10,12 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from h3serve.core.complaints import dotted
 from h3serve.core.errors import RequestError
+from h3serve.core.limits import PARTITION_OF, Partition, Quality
 from h3serve.core.request import GenerationRequest
+from h3serve.core.request_errors import dotted
 from h3serve.core.settings import DType, Residency
-from h3serve.core.tasks import PARTITION_OF, Partition, Quality
-from h3serve.guard.limits import Thresholds
+from h3serve.guard.thresholds import Thresholds
 
 Check = Literal["frames", "sound", "container", "memory", "time"]
 METERS: frozenset[Check] = frozenset({"memory", "time"})

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from h3serve.core.errors import RequestError
-from h3serve.guard.results import Report
+from h3serve.guard.guard_results import Report
 
 _TABLE = """CREATE TABLE IF NOT EXISTS figures (
     run TEXT, started TEXT, platform TEXT, case_id TEXT, name TEXT, value REAL, figure_limit REAL, passed INTEGER,

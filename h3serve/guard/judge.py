@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 from h3serve.core.geometry import FPS, SAMPLE_RATE
+from h3serve.guard.audio_faults import check_container, check_sound
+from h3serve.guard.audio_metrics import compare_sound
 from h3serve.guard.cases import Case
-from h3serve.guard.figures import Figure, at_least
-from h3serve.guard.frames import Frame, Similarity, compare_frames, sample_indices
+from h3serve.guard.image_metrics import Frame, Similarity, compare_frames, sample_indices
+from h3serve.guard.metric import Figure, at_least
 from h3serve.guard.pcm import Wave, to_pcm
-from h3serve.guard.sound import compare_sound
-from h3serve.guard.soundcheck import check_container, check_sound
-from h3serve.guard.store import Clip, Facts
+from h3serve.guard.truth_store import Clip, Facts
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from h3serve.core.geometry import reference_frames
 from h3serve.core.segments import Segment
-from h3serve.models.video_vae import Moments
-from h3serve.pipeline.encoders import encode_frames, encode_wave
+from h3serve.models.video_vae.video_vae import Moments
+from h3serve.pipeline.encode import encode_frames, encode_wave
 from h3serve.pipeline.engine import Engine
-from h3serve.pipeline.kept import Kept
+from h3serve.pipeline.intermediates import Kept
 from h3serve.pipeline.noise import Noise
 from h3serve.pipeline.rows import video_to_rows
 

@@ -11,40 +11,40 @@ from typing import Any
 import torch
 from torch import nn
 
-from h3serve.core.capacity import Capacity, work_of
-from h3serve.core.cost import RELEASED_MODEL, ModelSize
 from h3serve.core.errors import RequestError
+from h3serve.core.estimate_memory import Capacity, work_of
+from h3serve.core.estimate_work import RELEASED_MODEL, ModelSize
 from h3serve.core.geometry import SizeRules
+from h3serve.core.limits import PARTITION_OF, Partition, Quality, Task
 from h3serve.core.plan import Plan
 from h3serve.core.prompt import check_length
 from h3serve.core.request import GenerationRequest
 from h3serve.core.settings import EngineSettings, cache_folder, check_quality, partitions_of
-from h3serve.core.tasks import PARTITION_OF, Partition, Quality, Task
-from h3serve.models.audio_vae import AudioVAE
-from h3serve.models.denoiser import Denoiser
-from h3serve.models.text_encoder import TextEncoder
-from h3serve.models.tiers import TIERS, has_float8, use_tier, use_vae_tier
-from h3serve.models.tokenizer import Tokenizer
-from h3serve.models.video_vae import VideoVAE, to_compute_dtype
-from h3serve.models.video_vae_memory import tiles_of
+from h3serve.models.audio_vae.audio_vae import AudioVAE
+from h3serve.models.quality import TIERS, has_float8, use_tier, use_vae_tier
+from h3serve.models.text_encoder.text_encoder import TextEncoder
+from h3serve.models.text_encoder.tokenizer import Tokenizer
+from h3serve.models.transformer.denoiser import Denoiser
+from h3serve.models.video_vae.tile_batches import tiles_of
+from h3serve.models.video_vae.video_vae import VideoVAE, to_compute_dtype
 from h3serve.pipeline.schedule import default_times
-from h3serve.runtime.adaln import AdaLN
-from h3serve.runtime.encodings import EncodingCache, folder_for
-from h3serve.runtime.identity import identities_in, maker_of
+from h3serve.runtime.adaln.adaln_cache import AdaLN
+from h3serve.runtime.adaln.scheduled_tables import Direct, ModulationSource
+from h3serve.runtime.checkpoint_identity import identities_in, maker_of
+from h3serve.runtime.encoding_cache import EncodingCache, folder_for
 from h3serve.runtime.loading import How, build_tiers, place
 from h3serve.runtime.machine import has_float8_units, make_current
-from h3serve.runtime.meters import PeakMeter
-from h3serve.runtime.placement import Placement, Visiting
-from h3serve.runtime.residency import Choice, capacity_of, staying_beside
-from h3serve.runtime.scheduled import Direct, ModulationSource
-from h3serve.runtime.sharding import ONE, Share
-from h3serve.runtime.sizes import choose_for, held_as
-from h3serve.runtime.updates import Updates
-from h3serve.weights.layout import ModelFolder
+from h3serve.runtime.memory_meter import PeakMeter
+from h3serve.runtime.offload.network_sizes import choose_for, held_as
+from h3serve.runtime.offload.placement import Placement, Visiting
+from h3serve.runtime.offload.residency import Choice, capacity_of, staying_beside
+from h3serve.runtime.parallel.sharding import ONE, Share
+from h3serve.runtime.weight_updates import Updates
+from h3serve.weights.files.checkpoint_folder import ModelFolder
+from h3serve.weights.formats.opened_component import Opened, open_checkpoint
+from h3serve.weights.formats.size_rules import read_size_rules
+from h3serve.weights.formats.tokenizer_files import open_tokenizer
 from h3serve.weights.locate import locate
-from h3serve.weights.opened import Opened, open_checkpoint
-from h3serve.weights.size_rules import read_size_rules
-from h3serve.weights.tokenizer import open_tokenizer
 
 ENCODERS = ("text_encoder", "video_vae", "audio_vae")
 

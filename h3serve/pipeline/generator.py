@@ -10,28 +10,28 @@ from typing import Any
 import numpy as np
 import torch
 
+from h3serve.core.limits import Partition
 from h3serve.core.plan import Plan
 from h3serve.core.request import GenerationRequest, parse_request
 from h3serve.core.settings import EngineSettings
-from h3serve.core.tasks import Partition
-from h3serve.media.files import check_output
-from h3serve.pipeline import generate as steps
+from h3serve.media.write.outputs import check_output
+from h3serve.pipeline import stages as steps
 from h3serve.pipeline.conditions import PreparedCondition, encode_conditions
 from h3serve.pipeline.denoise import denoise
-from h3serve.pipeline.encoders import encode_text
+from h3serve.pipeline.encode import encode_text
 from h3serve.pipeline.engine import Engine, load_engine
+from h3serve.pipeline.generation_progress import Meter, OnProgress
+from h3serve.pipeline.generation_result import GenerationResult
 from h3serve.pipeline.ingest import Ingest
-from h3serve.pipeline.kept import Kept
+from h3serve.pipeline.intermediates import Kept
 from h3serve.pipeline.noise import Noise, draw, replace
 from h3serve.pipeline.packing import pack
 from h3serve.pipeline.predict import all_step_times, make_predict, prepare_static
-from h3serve.pipeline.progress import Meter, OnProgress
 from h3serve.pipeline.replica import Alone, Replica, lead, shape_of, share_of
-from h3serve.pipeline.result import GenerationResult
 from h3serve.pipeline.rows import video_to_rows
-from h3serve.pipeline.update import Wanted, update_weights
-from h3serve.runtime.copy_out import own_stream, started
+from h3serve.pipeline.weight_update_request import Wanted, update_weights
 from h3serve.runtime.machine import make_current
+from h3serve.runtime.offload.copy_to_host import own_stream, started
 
 
 class Generator:

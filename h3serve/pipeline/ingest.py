@@ -7,19 +7,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from h3serve.core import segments
-from h3serve.core.cost import RELEASED_MODEL, ModelSize
+from h3serve.core.estimate_work import RELEASED_MODEL, ModelSize
 from h3serve.core.geometry import FPS, RELEASED_SIZES, SizeRules, reference_clip_size
+from h3serve.core.limits import LIMITS, Limits
+from h3serve.core.media_probe import MediaProbe, seconds_used
 from h3serve.core.plan import Plan
-from h3serve.core.probe import MediaProbe
-from h3serve.core.references import seconds_used
 from h3serve.core.request import Condition, GenerationRequest
-from h3serve.core.tasks import LIMITS, Limits
-from h3serve.media.audio import load_sound
-from h3serve.media.fetch import open_source
-from h3serve.media.image import load_picture, prepare_keyframe, prepare_reference_picture
-from h3serve.media.probe import probe_media
-from h3serve.media.sources import ANYWHERE, MediaFile, SourcePolicy
-from h3serve.media.video import Frames, decode_clip
+from h3serve.media.read.audio import load_sound
+from h3serve.media.read.image import load_picture, prepare_keyframe, prepare_reference_picture
+from h3serve.media.read.probe import probe_media
+from h3serve.media.read.video import Frames, decode_clip
+from h3serve.media.sources.media_file import ANYWHERE, MediaFile, SourcePolicy
+from h3serve.media.sources.open_source import open_source
 from h3serve.pipeline.conditions import PreparedCondition
 
 DecodeClip = Callable[..., Frames]  # called like media.video.decode_clip

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from h3serve.models.transformer import StaticInputs, Transformer
+from h3serve.models.transformer.transformer import StaticInputs, Transformer
 from h3serve.pipeline.conditions import ConditionRows
 from h3serve.pipeline.denoise import Predict
-from h3serve.pipeline.kept import Kept
+from h3serve.pipeline.intermediates import Kept
 from h3serve.pipeline.packing import PackedLayout
 from h3serve.pipeline.schedule import Schedule, StepTimes, step_times
-from h3serve.runtime.scheduled import Scheduled
+from h3serve.runtime.adaln.scheduled_tables import Scheduled
 
 
 def prepare_static(transformer: Transformer, text_states: Tensor, layout: PackedLayout) -> StaticInputs:

@@ -16,10 +16,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.hooks import RemovableHandle
 
 from h3serve.core.errors import OutputError
-from h3serve.media.files import replacing
+from h3serve.media.write.outputs import replacing
 from h3serve.pipeline.engine import Engine
-from h3serve.pipeline.progress import OnProgress, Progress
-from h3serve.runtime.placement import blocks_of
+from h3serve.pipeline.generation_progress import OnProgress, Progress
+from h3serve.runtime.offload.placement import blocks_of
 
 
 @contextmanager

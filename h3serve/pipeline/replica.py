@@ -12,22 +12,22 @@ import torch
 from h3serve.core.errors import RequestError, WorkerError
 from h3serve.core.request import GenerationRequest
 from h3serve.core.settings import EncoderShare, EngineSettings
-from h3serve.media.sources import MediaFile
-from h3serve.media.video import Frames, decode_clip, decode_into
+from h3serve.media.read.video import Frames, decode_clip, decode_into
+from h3serve.media.sources.media_file import MediaFile
 from h3serve.pipeline.engine import first_partition, locate_model, resolve_device
 from h3serve.pipeline.noise import Noise
-from h3serve.runtime.groups import Ranks, open_store
-from h3serve.runtime.launch import Followers
 from h3serve.runtime.machine import measure
-from h3serve.runtime.shape import ShapeChoice, bytes_per_rank, choose_shape, encoder_parts
-from h3serve.runtime.sharding import RankShare
-from h3serve.runtime.shared_decode import shared_decode
-from h3serve.runtime.together import Together
-from h3serve.weights.opened import open_component
+from h3serve.runtime.parallel.joint_request import Together
+from h3serve.runtime.parallel.parallel_layout import ShapeChoice, bytes_per_rank, choose_shape, encoder_parts
+from h3serve.runtime.parallel.process_group import Ranks, open_store
+from h3serve.runtime.parallel.rank_launch import Followers
+from h3serve.runtime.parallel.sharding import RankShare
+from h3serve.runtime.parallel.shared_decode import shared_decode
+from h3serve.weights.formats.opened_component import open_component
 
 STOP = "stop"
 UPDATE = "update"
-FOLLOWER = "h3serve.pipeline.follower"
+FOLLOWER = "h3serve.pipeline.rank_process"
 
 
 class Replica(Protocol):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from h3serve.core.errors import RequestError
-from h3serve.core.tasks import DEFAULT_AUDIO_CONDITION_LEVEL, DEFAULT_STEPS, DEFAULT_VISUAL_CONDITION_LEVEL, Partition
+from h3serve.core.limits import DEFAULT_AUDIO_CONDITION_LEVEL, DEFAULT_STEPS, DEFAULT_VISUAL_CONDITION_LEVEL, Partition
 from h3serve.pipeline.packing import FOLLOWS_AUDIO, FOLLOWS_VIDEO, VISUAL_CONDITION
 
 FIRST_SIGMA_OFF = 1e-6  # rounding of float32

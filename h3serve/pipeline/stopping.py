@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from h3serve.runtime import buffers
+from h3serve.runtime.offload import memory_buffers
 
 AHEAD = 2  # modules that a GPU may have in its queue: it never idles, and what is queued is soon done
 
@@ -23,7 +23,7 @@ def stopping(modules: Iterable[nn.Module], between: Callable[[], None], device: 
     queued: deque[torch.cuda.Event] = deque()
 
     def before(*_: object) -> None:
-        if (event := buffers.record(device)) is not None:
+        if (event := memory_buffers.record(device)) is not None:
             queued.append(event)
             if len(queued) > AHEAD:
                 queued.popleft().synchronize()

@@ -13,28 +13,37 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from h3serve.core.capacity import SLAB_BYTES, SLOTS
-from h3serve.core.cost import GIB
 from h3serve.core.errors import CapacityError
-from h3serve.core.tasks import Partition
-from h3serve.models.denoiser import Denoiser
-from h3serve.models.text_encoder import TextEncoder
-from h3serve.runtime.adaln import AdaLN
-from h3serve.runtime.identity import identities_in, maker_of
-from h3serve.runtime.keys import TableShape
+from h3serve.core.estimate_memory import SLAB_BYTES, SLOTS
+from h3serve.core.estimate_work import GIB
+from h3serve.core.limits import Partition
+from h3serve.models.text_encoder.text_encoder import TextEncoder
+from h3serve.models.transformer.denoiser import PREFIX, Denoiser, is_projection
+from h3serve.runtime.adaln.adaln_cache import AdaLN
+from h3serve.runtime.adaln.device_slab import Slab
+from h3serve.runtime.adaln.host_pages import PageCache, page_count
+from h3serve.runtime.adaln.rebuild import Projections
+from h3serve.runtime.adaln.sidecar import Origin, SidecarFolder
+from h3serve.runtime.adaln.table_keys import TableShape
+from h3serve.runtime.checkpoint_identity import identities_in, maker_of
 from h3serve.runtime.machine import host_memory
-from h3serve.runtime.pages import PageCache, page_count
-from h3serve.runtime.placement import Mode, Placement, Resident, Streaming, Visiting, from_files, from_host, held_by
-from h3serve.runtime.rebuild import PREFIX, Projections, is_projection
-from h3serve.runtime.sidecar import Origin, SidecarFolder
-from h3serve.runtime.slab import Slab
-from h3serve.runtime.store import FileStore
-from h3serve.weights.canary import report
-from h3serve.weights.inspect import inspect_component
-from h3serve.weights.load import nothing
-from h3serve.weights.networks import check_loaded, load_component
-from h3serve.weights.opened import OpenedComponent
-from h3serve.weights.parts import Cut
+from h3serve.runtime.offload.placement import (
+    Mode,
+    Placement,
+    Resident,
+    Streaming,
+    Visiting,
+    from_files,
+    from_host,
+    held_by,
+)
+from h3serve.runtime.offload.weight_store import FileStore
+from h3serve.weights.files.rank_parts import Cut
+from h3serve.weights.formats.inspection import inspect_component
+from h3serve.weights.formats.load import nothing
+from h3serve.weights.formats.networks import check_loaded, load_component
+from h3serve.weights.formats.opened_component import OpenedComponent
+from h3serve.weights.formats.weight_checks import report
 
 log = logging.getLogger(__name__)
 

@@ -12,18 +12,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from h3serve.core.errors import OutputError, RequestError
+from h3serve.core.limits import Partition
 from h3serve.core.model_name import DEMOS, check_model, is_hub_id
 from h3serve.core.settings import cache_folder
-from h3serve.core.tasks import Partition
-from h3serve.weights.demo import write_demo_checkpoint
-from h3serve.weights.demo_trained import CONFIG, TRAINED, write_trained_checkpoint
-from h3serve.weights.hub import download
-from h3serve.weights.index import read_json
-from h3serve.weights.layout import ModelFolder, open_folder
+from h3serve.weights.demo.demo_random import write_demo_checkpoint
+from h3serve.weights.demo.demo_trained import CONFIG, TRAINED, write_trained_checkpoint
+from h3serve.weights.files.checkpoint_folder import ModelFolder, open_folder
+from h3serve.weights.files.hub import download
+from h3serve.weights.files.tensor_index import read_json
 
 OLD_S = 14 * 86400.0  # another version's demo that nobody asked for in so long is removed
-# Beside demo*.py and the networks, what decides what is written.
-_WRITERS = ("components.py", "probes.py", "record.py", "save.py")
+# Folders of code that decides what a demo holds, below the package.
+_WRITERS = ("models", "weights/demo", "weights/formats")
 
 
 def locate(
@@ -84,8 +84,8 @@ def _remove_old(model: str, current: Path) -> None:
 
 def _digest(model: str) -> str:
     """Of the code and packed weights that decide what a demo holds: an older one is never taken for this one's."""
-    room = Path(__file__).parent
-    files = [*room.glob("demo*.py"), *(room / name for name in _WRITERS), *(room.parent / "models").glob("*.py")]
-    code = b"".join(file.read_bytes() for file in sorted(files))
+    package = Path(__file__).parents[1]
+    files = sorted(file for folder in _WRITERS for file in (package / folder).rglob("*.py"))
+    code = b"".join(file.read_bytes() for file in files)
     manifest = read_json(TRAINED / CONFIG) if model == "demo" else None
     return hashlib.sha256(code + json.dumps(manifest).encode()).hexdigest()[:12]

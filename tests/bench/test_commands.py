@@ -15,7 +15,7 @@ from bench.speed.whole_request import bench_request
 from h3serve.cli.bench import find_benchmarks
 from h3serve.cli.main import run
 from h3serve.core.errors import RequestError
-from h3serve.models.denoiser import Denoiser
+from h3serve.models.transformer.denoiser import Denoiser
 from tests.models.tiny_transformer import tiny_denoiser
 from tests.models.tiny_video_vae import tiny
 from tests.pipeline.small_engine import small_engine

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from h3serve.core.tasks import Quality
-from h3serve.models.tiers import has_float8
+from h3serve.core.limits import Quality
+from h3serve.models.quality import has_float8
 from h3serve.pipeline.generator import Generator
 from tests.pipeline.small_engine import small_engine
 

@@ -7,7 +7,7 @@ import pytest
 
 from h3serve.cli.main import run
 from h3serve.runtime import loading
-from h3serve.weights.demo import write_demo_checkpoint
+from h3serve.weights.demo.demo_random import write_demo_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from PIL import Image
 
 from h3serve.cli.main import run
 from h3serve.core.request import GenerationRequest
-from h3serve.media.files import save_wav
+from h3serve.media.write.outputs import save_wav
 from h3serve.pipeline.generator import Generator
 from h3serve.pipeline.ingest import Ingest
 

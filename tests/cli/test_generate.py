@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from h3serve.cli.main import run
-from h3serve.weights.demo import write_demo_checkpoint
+from h3serve.weights.demo.demo_random import write_demo_checkpoint
 
 SMALL = ["--device", "cpu", "--short-edge", "64", "--duration", "4", "--steps", "2", "--quiet"]
 

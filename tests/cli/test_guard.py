@@ -5,8 +5,8 @@ from typer.testing import CliRunner
 
 from h3serve.cli import guard
 from h3serve.core.errors import RequestError
+from h3serve.guard.case_runner import run_cases
 from h3serve.guard.cases import load_cases
-from h3serve.guard.run import run_cases
 from tests.guard.conftest import clip, sound  # noqa: F401  fixtures
 from tests.guard.engine import FakeEngine
 

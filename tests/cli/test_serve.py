@@ -18,8 +18,8 @@ import pytest
 from PIL import Image
 
 from h3serve.cli.main import run
-from h3serve.service.keys import hash_key
-from h3serve.weights.demo import write_demo_checkpoint
+from h3serve.service.http.api_keys import hash_key
+from h3serve.weights.demo.demo_random import write_demo_checkpoint
 from tests.paths import official
 
 H3SERVE = (sys.executable, "-c", "from h3serve.cli.main import main; main()")
@@ -156,7 +156,7 @@ def test_a_wrong_start_is_one_line(
     arguments: list[str], code: int, words: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("h3serve.service.server.start_logs", lambda: None)
+    monkeypatch.setattr("h3serve.service.http.server.start_logs", lambda: None)
     assert run(["serve", "--port", "0", *arguments]) == code
     said = capsys.readouterr().err
     assert words in said and "Traceback" not in said and said.count("\n") == 1
@@ -179,6 +179,6 @@ def test_an_alias_names_the_served_model(alias: str, tmp_path: Path, capsys: Any
 
 def test_an_alias_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("h3serve.service.server.serve", seen.append)
+    monkeypatch.setattr("h3serve.service.http.server.serve", seen.append)
     assert run(["serve", "--model", "demo", "--model-alias", "sora-2=demo", "--model-alias", "sora=demo"]) == 0
     assert seen[0].aliases == ("sora-2", "sora") and seen[0].model_name == "demo"

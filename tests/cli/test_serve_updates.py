@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from h3serve import Generator
-from h3serve.service.keys import add_key
+from h3serve.service.http.api_keys import add_key
 from tests.checkpoints import write_old_and_new
 from tests.cli.test_serve import H3SERVE, TARGET, finish, until
 

@@ -6,8 +6,8 @@ import pytest
 
 from h3serve.core.errors import RequestError
 from h3serve.core.geometry import SizeRules
+from h3serve.core.media_probe import MediaProbe
 from h3serve.core.plan import Plan
-from h3serve.core.probe import MediaProbe
 from h3serve.core.request import parse_request
 
 WIDE = MediaProbe("image", 1920, 1080)

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from h3serve.core.errors import RequestError
+from h3serve.core.limits import LIMITS
 from h3serve.core.prompt import check_length, check_prompt, fewest_tokens
-from h3serve.core.tasks import LIMITS
 from tests.paths import official
 
 TEXTS = [

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from h3serve.core import segments
-from h3serve.core.growth import fit
-from h3serve.core.speed import MEASURED, denoise_seconds, request_seconds
+from h3serve.core.estimate_seconds import MEASURED, denoise_seconds, fit, request_seconds
 
 RESULTS = json.loads((Path(__file__).parent.parent.parent / "bench" / "results" / "h200.json").read_text())
 REQUESTS = {title: report for title, report in RESULTS.items() if title.startswith("Request, ")}

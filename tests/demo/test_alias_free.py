@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from demo.train import alias_free
-from h3serve.models.audio_decoder import AliasFree
-from h3serve.models.audio_encoder import Snake
+from h3serve.models.audio_vae.audio_decoder import AliasFree
+from h3serve.models.audio_vae.audio_encoder import Snake
 
 
 @pytest.mark.parametrize("formula", [alias_free.by_slices, alias_free.by_convolutions])

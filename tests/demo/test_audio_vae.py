@@ -13,8 +13,8 @@ from demo.train.loop import Clock
 from demo.train.scenes import sound_batch
 from demo.train.spectra import likeness, spectral_loss
 from demo.train.weights import load_audio_vae
-from h3serve.guard.sound import spectral_similarity
-from h3serve.models.audio_vae import AudioVAE
+from h3serve.guard.audio_metrics import spectral_similarity
+from h3serve.models.audio_vae.audio_vae import AudioVAE
 
 CPU = torch.device("cpu")
 

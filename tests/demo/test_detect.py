@@ -11,7 +11,7 @@ from demo.degrade import degrade_audio, degrade_video
 from demo.detect import hear, see
 from demo.world import Example, make_example, render, synthesize
 from demo.world.names import PITCHES, small_canvases
-from h3serve.guard.frames import psnr_db
+from h3serve.guard.image_metrics import psnr_db
 
 KINDS = ("t2va", "t2va", "picture", "continue")  # of a continued clip the start is missing
 CLEAN, DEGRADED = 40, 20

@@ -19,7 +19,7 @@ from demo.evaluation.rows import ROWS, Case, cases
 from demo.evaluation.table import LINES, as_json, markdown
 from h3serve.core.request import parse_request
 from h3serve.pipeline.ingest import Ingest
-from h3serve.weights.demo_sizes import SIZE_RULES
+from h3serve.weights.demo.demo_sizes import SIZE_RULES
 
 
 def first(row: str, number: int = 0) -> Case:

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from demo.train import audio_vae, sizes, video_vae
 from demo.train.loop import Clock, save_weights
-from h3serve.models.audio_vae import AudioVAE
-from h3serve.models.video_vae import VideoVAE
+from h3serve.models.audio_vae.audio_vae import AudioVAE
+from h3serve.models.video_vae.video_vae import VideoVAE
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from demo.detect import see
 from demo.evaluation.makers import Clip, Engine
 from demo.evaluation.rows import ROWS, cases
 from h3serve import Generator
-from h3serve.weights.demo_trained import CONFIG, TRAINED
-from h3serve.weights.inspect import inspect_model
+from h3serve.weights.demo.demo_trained import CONFIG, TRAINED
+from h3serve.weights.formats.inspection import inspect_model
 from h3serve.weights.locate import locate
 
 ROOT = Path(__file__).parent.parent.parent

@@ -17,16 +17,16 @@ from demo.train.forms import make_form
 from demo.train.kernels import Segments, one_by_one, padded, training_ops
 from h3serve.core import segments
 from h3serve.core.encoder_tokens import SAMPLE_STEP
-from h3serve.models.denoiser import Denoiser
-from h3serve.models.patches import clip_grid, clip_patches, picture_grid, picture_patches
-from h3serve.models.tokenizer import Tokenizer
-from h3serve.models.transformer_config import TransformerConfig
+from h3serve.models.text_encoder.tokenizer import Tokenizer
+from h3serve.models.text_encoder.vision_patches import clip_grid, clip_patches, picture_grid, picture_patches
+from h3serve.models.transformer.denoiser import Denoiser
+from h3serve.models.transformer.transformer_config import TransformerConfig
 from h3serve.pipeline.packing import pack
 from h3serve.pipeline.predict import prepare_static
-from h3serve.pipeline.presentation import ShownAudio, ShownPicture, ShownVideo, present
+from h3serve.pipeline.prompt_builder import ShownAudio, ShownPicture, ShownVideo, present
 from h3serve.pipeline.schedule import Schedule, sigma_grid, step_times
-from h3serve.weights import demo_weights
-from h3serve.weights.demo_tokenizer import write_tokenizer
+from h3serve.weights.demo import demo_weights
+from h3serve.weights.demo.demo_tokenizer import write_tokenizer
 
 CPU = torch.device("cpu")
 CANVAS, FRAMES = (96, 64), 22

@@ -26,14 +26,14 @@ from demo.train.recipes import KEYFRAMES, Recipe, recipes, sample_captions, word
 from demo.train.session import Run, Session
 from demo.train.settings import read_arguments
 from demo.world.tasks import make_example
-from h3serve.models.audio_vae import AudioVAEConfig
-from h3serve.models.denoiser import to_compute_dtype
-from h3serve.models.video_vae import normalize_pixels
-from h3serve.models.video_vae_config import VideoVAEConfig
+from h3serve.models.audio_vae.audio_vae import AudioVAEConfig
+from h3serve.models.transformer.denoiser import to_compute_dtype
+from h3serve.models.video_vae.video_vae import normalize_pixels
+from h3serve.models.video_vae.video_vae_config import VideoVAEConfig
 from h3serve.pipeline.rows import video_to_rows
-from h3serve.weights import demo_sizes, demo_weights
-from h3serve.weights.demo_tokenizer import write_tokenizer
-from h3serve.weights.tokenizer import load_tokenizer
+from h3serve.weights.demo import demo_sizes, demo_weights
+from h3serve.weights.demo.demo_tokenizer import write_tokenizer
+from h3serve.weights.formats.tokenizer_files import load_tokenizer
 
 CPU = torch.device("cpu")
 PLAIN = {"latents_mean": [0.1] * 24, "latents_std": [0.7] * 24}

@@ -14,8 +14,8 @@ from demo.train.loop import Clock
 from demo.train.scenes import WINDOW, clip_batch, crowd
 from demo.train.video_figures import measure
 from demo.train.weights import load_video_vae
-from h3serve.guard.frames import ssim
-from h3serve.models.video_vae import VideoVAE, normalize_pixels
+from h3serve.guard.image_metrics import ssim
+from h3serve.models.video_vae.video_vae import VideoVAE, normalize_pixels
 
 
 @pytest.fixture(scope="module")

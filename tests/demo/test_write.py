@@ -13,16 +13,16 @@ from demo.train.stage import load_packed
 from demo.train.text import new_encoder
 from demo.write import pack
 from h3serve.core.errors import CheckpointError
-from h3serve.models.audio_vae import AudioVAE
-from h3serve.models.text_encoder import TextEncoder, TextEncoderConfig
-from h3serve.models.transformer_config import TransformerConfig
-from h3serve.models.video_vae import VideoVAE
-from h3serve.weights import demo_weights
-from h3serve.weights.demo_tokenizer import build_tokenizer
-from h3serve.weights.demo_trained import digest_of, write_trained_checkpoint
-from h3serve.weights.layout import open_folder
-from h3serve.weights.networks import load_component
-from h3serve.weights.opened import open_component
+from h3serve.models.audio_vae.audio_vae import AudioVAE
+from h3serve.models.text_encoder.text_encoder import TextEncoder, TextEncoderConfig
+from h3serve.models.transformer.transformer_config import TransformerConfig
+from h3serve.models.video_vae.video_vae import VideoVAE
+from h3serve.weights.demo import demo_weights
+from h3serve.weights.demo.demo_tokenizer import build_tokenizer
+from h3serve.weights.demo.demo_trained import digest_of, write_trained_checkpoint
+from h3serve.weights.files.checkpoint_folder import open_folder
+from h3serve.weights.formats.networks import load_component
+from h3serve.weights.formats.opened_component import open_component
 
 Tensors = dict[str, torch.Tensor]
 

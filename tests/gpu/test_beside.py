@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from bench.synthetic_weights import synthetic_component
-from h3serve.models.audio_vae import AudioVAE
-from h3serve.runtime.copy_out import own_stream
+from h3serve.models.audio_vae.audio_vae import AudioVAE
+from h3serve.runtime.offload.copy_to_host import own_stream
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 

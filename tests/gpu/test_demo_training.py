@@ -10,8 +10,8 @@ from torch import nn
 from demo.train import alias_free, audio_vae, sizes, video_vae
 from demo.train.captured import Captured, Eager, Losses
 from demo.train.scenes import clip_batch, sound_batch
-from h3serve.models.audio_vae import AudioVAE
-from h3serve.models.video_vae import VideoVAE
+from h3serve.models.audio_vae.audio_vae import AudioVAE
+from h3serve.models.video_vae.video_vae import VideoVAE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 DEVICE = torch.device("cuda", 0)

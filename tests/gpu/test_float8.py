@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from h3serve.models.denoiser import FLOAT8_LINEARS, to_compute_dtype
-from h3serve.models.float8 import Float8Rows
-from h3serve.models.float8_linear import Float8Linear, quantize, use_float8
-from h3serve.models.tiers import use_tier
+from h3serve.models.kernels.float8_linear import Float8Linear, quantize, use_float8
+from h3serve.models.kernels.float8_rows import Float8Rows
+from h3serve.models.quality import use_tier
+from h3serve.models.transformer.denoiser import FLOAT8_LINEARS, to_compute_dtype
 from tests.models.tiny_transformer import tiny_denoiser, tiny_request
 
 pytestmark = [

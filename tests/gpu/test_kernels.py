@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from h3serve.models import attention, ops
-from h3serve.models.rope import Rope, rope_tables
-from h3serve.models.transformer_config import TransformerConfig
+from h3serve.models.kernels import attention, elementwise
+from h3serve.models.kernels.rope import Rope
+from h3serve.models.transformer.rope_tables import rope_tables
+from h3serve.models.transformer.transformer_config import TransformerConfig
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,7 +36,7 @@ def distance(value: torch.Tensor, exact: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("name", ["norm_modulate", "gated_add", "gated_add_norm", "swiglu", "qk_norm_rope"])
 def test_fused_is_no_further_from_float32_than_the_reference(name: str) -> None:
-    from h3serve.models import fused as kernels
+    from h3serve.models.kernels import elementwise_triton as kernels
 
     width, heads, dim = CONFIG.hidden_size, CONFIG.num_attention_heads, CONFIG.attention_head_dim
     shift, scale, gate, *_ = draw(9, 6, width).unbind(1)
@@ -49,7 +50,7 @@ def test_fused_is_no_further_from_float32_than_the_reference(name: str) -> None:
         "qk_norm_rope": (draw(ROWS, 3, heads, dim), norm(dim), norm(dim), rope_tables(positions, CONFIG, BF16)),
     }[name]
     lifted = tuple(lift(arg) for arg in args)
-    plain, exact = getattr(ops, name)(*args), getattr(ops, name)(*lifted)
+    plain, exact = getattr(elementwise, name)(*args), getattr(elementwise, name)(*lifted)
     fused = getattr(kernels, name)(*args)  # last: may overwrite its input
     parts = [(fused, plain, exact)] if isinstance(fused, torch.Tensor) else list(zip(fused, plain, exact, strict=True))
     for mine, reference, target in parts:
@@ -99,9 +100,15 @@ def test_attention_on_8_bits(rows: int) -> None:
 
 def test_lengths_share_their_kernels() -> None:
     """What a small clip compiles is all that longer ones need: no kernel is made anew for a length."""
-    from h3serve.models import fused, fused_attention8, fused_padding
+    from h3serve.models.kernels import attention_float8, attention_padding
+    from h3serve.models.kernels import elementwise_triton as fused
 
-    kernels = (fused._qk_norm_rope, fused_padding._without_padding, fused_attention8._round, fused_attention8._attend)
+    kernels = (
+        fused._qk_norm_rope,
+        attention_padding._without_padding,
+        attention_float8._round,
+        attention_float8._attend,
+    )
 
     def compiled() -> int:
         return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
@@ -111,19 +118,21 @@ def test_lengths_share_their_kernels() -> None:
         qkv, positions = draw(rows, 3, heads, dim), torch.rand(rows, 3, device="cuda", dtype=torch.float64)
         q, k, v = fused.qk_norm_rope(qkv, norm(dim), norm(dim), rope_tables(positions, CONFIG, BF16))
         logsumexp = torch.zeros(heads, rows, device="cuda") + 9
-        fused_padding.without_padding(q.contiguous(), logsumexp, q=q, key=k[0].contiguous(), count=-rows % 128 or 16)
+        attention_padding.without_padding(
+            q.contiguous(), logsumexp, q=q, key=k[0].contiguous(), count=-rows % 128 or 16
+        )
         if attention.eight_bits(torch.device("cuda"), BF16):
-            fused_attention8.attention8(q, k, v)
+            attention_float8.attention8(q, k, v)
         counts.append(compiled())
     assert len(set(counts)) == 1
 
 
 @pytest.mark.skipif(not attention.has_flash4(torch.device("cuda")), reason="FlashAttention-4 is not installed")
 def test_gated_product_is_no_further_from_float32_than_the_reference() -> None:
-    from h3serve.models.gated_gemm import gated_linear
+    from h3serve.models.kernels.gated_gemm import gated_linear
 
     layer = nn.Linear(CONFIG.hidden_size, 2 * CONFIG.ffn_dim, bias=False, device="cuda", dtype=BF16)
     layer.requires_grad_(False)
     x = draw(ROWS, CONFIG.hidden_size)
-    exact = ops.swiglu(x.float() @ layer.weight.float().t())
-    assert distance(gated_linear(x, layer), exact) <= distance(ops.gated_linear(x, layer), exact)
+    exact = elementwise.swiglu(x.float() @ layer.weight.float().t())
+    assert distance(gated_linear(x, layer), exact) <= distance(elementwise.gated_linear(x, layer), exact)

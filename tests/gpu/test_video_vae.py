@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from h3serve.models import decoder_ops
-from h3serve.models.attention import has_flash4
-from h3serve.models.video_vae import VideoVAE, to_compute_dtype, to_uint8
-from h3serve.runtime.copy_out import to_host
+from h3serve.models.kernels.attention import has_flash4
+from h3serve.models.video_vae import decoder_ops
+from h3serve.models.video_vae.video_vae import VideoVAE, to_compute_dtype, to_uint8
+from h3serve.runtime.offload.copy_to_host import to_host
 from tests.models.tiny_video_vae import tiny
 
 pytestmark = [
@@ -75,7 +75,7 @@ def test_float16_decode_is_near_float32(vae: VideoVAE) -> None:
 def test_gated_product_with_a_bias(width: int) -> None:
     if not has_flash4(torch.device("cuda")):
         pytest.skip("FlashAttention-4 is not installed")
-    from h3serve.models.gated_gemm import gated_linear_batched
+    from h3serve.models.kernels.gated_gemm import gated_linear_batched
 
     layer = nn.Linear(width, 8 * width, device="cuda", dtype=torch.float16).requires_grad_(False)
     x = torch.randn(3, 357, width, device="cuda", dtype=torch.float16)
@@ -89,7 +89,7 @@ def test_gated_product_with_a_bias(width: int) -> None:
 
 
 def test_projection_is_far_closer_than_one_of_half_precision() -> None:
-    from h3serve.models.fused_decoder import project
+    from h3serve.models.video_vae.decoder_ops_triton import project
 
     layer = nn.Linear(2048, 3072, device="cuda").requires_grad_(False)
     x = torch.randn(3, 357, 2048, device="cuda")

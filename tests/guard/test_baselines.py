@@ -10,8 +10,8 @@ from h3serve.guard.baselines import (
     time_limits,
     write_baselines,
 )
-from h3serve.guard.limits import MIB, TIME_LIMITS, MemoryLimits
-from h3serve.guard.meters import Meters, StepClock, platform_name, read_meters, slug
+from h3serve.guard.cost_meters import Meters, StepClock, platform_name, read_meters, slug
+from h3serve.guard.thresholds import MIB, TIME_LIMITS, MemoryLimits
 from tests.guard.conftest import failed
 
 GIB = 1024 * MIB

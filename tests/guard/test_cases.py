@@ -3,7 +3,7 @@ import yaml
 
 from h3serve.core.errors import RequestError
 from h3serve.guard.cases import load_cases
-from h3serve.guard.limits import MIB, FrameLimits
+from h3serve.guard.thresholds import MIB, FrameLimits
 
 CASE = {
     "id": "one",

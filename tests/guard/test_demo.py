@@ -4,12 +4,12 @@ from unittest.mock import patch
 
 import pytest
 
+from h3serve.guard.case_runner import Setup, load_generator, run_cases
+from h3serve.guard.case_share import with_ids
 from h3serve.guard.cases import load_cases
-from h3serve.guard.meters import StepClock
-from h3serve.guard.remote import publish
-from h3serve.guard.run import Setup, load_generator, run_cases
-from h3serve.guard.select import with_ids
-from h3serve.pipeline import generate
+from h3serve.guard.cost_meters import StepClock
+from h3serve.guard.truth_address import publish
+from h3serve.pipeline import stages
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,8 @@ def test_the_same_product_passes(setup):
 
 
 def test_one_percent_of_loudness_is_caught_on_the_level(setup):
-    right = generate.decode_audio
-    with patch.object(generate, "decode_audio", lambda *args: right(*args) * 1.01):
+    right = stages.decode_audio
+    with patch.object(stages, "decode_audio", lambda *args: right(*args) * 1.01):
         result = run(setup)
     assert {figure.name for figure in result.failures} == {"RMS difference", "channel RMS difference"}
 

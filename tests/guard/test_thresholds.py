@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from skimage.metrics import structural_similarity
 
+from h3serve.guard.audio_faults import check_sound, clipped_share
+from h3serve.guard.audio_metrics import compare_sound, correlation, level_dbfs, spectral_similarity
 from h3serve.guard.baselines import compare_memory, compare_time, improvements
-from h3serve.guard.frames import compare_frames, lag
-from h3serve.guard.limits import MIB, TIME_LIMITS, FrameLimits, MemoryLimits, SoundLimits
-from h3serve.guard.meters import Meters
+from h3serve.guard.cost_meters import Meters
+from h3serve.guard.image_metrics import compare_frames, lag
 from h3serve.guard.pcm import RATE
-from h3serve.guard.sound import compare_sound, correlation, level_dbfs, spectral_similarity
-from h3serve.guard.soundcheck import check_sound, clipped_share
+from h3serve.guard.thresholds import MIB, TIME_LIMITS, FrameLimits, MemoryLimits, SoundLimits
 from tests.guard.conftest import failed
 
 GIB = 1024 * MIB

@@ -6,7 +6,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from h3serve.media.sources import IngestLimits, MediaFile
+from h3serve.media.sources.media_file import IngestLimits, MediaFile
 
 
 def tone(rate: int, seconds: float, hertz: float = 440.0, channels: int = 2) -> np.ndarray:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from h3serve.core.geometry import audio_latents
-from h3serve.media import writer as writer_module
-from h3serve.media.writer import mp4_writer
+from h3serve.media.write import mp4_writer as writer_module
+from h3serve.media.write.mp4_writer import mp4_writer
 
 NESTED = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts"}
 LENGTHS = range(107, 363, 17)  # every 17n+5 from 4 to 15 seconds

@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 from h3serve.core.errors import MediaError
-from h3serve.media.fetch import open_source
-from h3serve.media.image import load_picture
-from h3serve.media.probe import probe_media
-from h3serve.media.sources import IngestLimits, MediaFile, SourcePolicy
-from h3serve.media.video import decode_clip
+from h3serve.media.read.image import load_picture
+from h3serve.media.read.probe import probe_media
+from h3serve.media.read.video import decode_clip
+from h3serve.media.sources.media_file import IngestLimits, MediaFile, SourcePolicy
+from h3serve.media.sources.open_source import open_source
 from tests.media.films import counter, film, quadrants, tone
 
 FORMS = ("png", "jpg", "webp", "gif", "tiff", "bmp", "avif", "mp4", "mkv", "ts", "avi", "wav", "flac")

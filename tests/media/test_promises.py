@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from h3serve.core.errors import MediaError
-from h3serve.media.audio import load_sound
-from h3serve.media.image import load_picture
-from h3serve.media.probe import probe_media
-from h3serve.media.sources import IngestLimits, MediaFile
-from h3serve.media.video import decode_clip
+from h3serve.media.read.audio import load_sound
+from h3serve.media.read.image import load_picture
+from h3serve.media.read.probe import probe_media
+from h3serve.media.read.video import decode_clip
+from h3serve.media.sources.media_file import IngestLimits, MediaFile
 from tests.media.films import counter, film, quadrants, tone
 from tests.media.sounds import record
 from tests.media.test_mutated import MUTATIONS

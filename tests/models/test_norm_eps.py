@@ -13,15 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from h3serve.models import decoder_ops, ops
-from h3serve.models.audio_vae import AudioVAE, AudioVAEConfig
-from h3serve.models.denoiser import Denoiser
-from h3serve.models.rope import Rope
-from h3serve.models.text_encoder import TextEncoder, TextEncoderConfig
-from h3serve.models.transformer_config import TransformerConfig
-from h3serve.models.video_vae import VideoVAE
-from h3serve.models.video_vae_config import VideoVAEConfig
-from h3serve.weights import demo_sizes
+from h3serve.models.audio_vae.audio_vae import AudioVAE, AudioVAEConfig
+from h3serve.models.kernels import elementwise
+from h3serve.models.kernels.rope import Rope
+from h3serve.models.text_encoder.text_encoder import TextEncoder, TextEncoderConfig
+from h3serve.models.transformer.denoiser import Denoiser
+from h3serve.models.transformer.transformer_config import TransformerConfig
+from h3serve.models.video_vae import decoder_ops
+from h3serve.models.video_vae.video_vae import VideoVAE
+from h3serve.models.video_vae.video_vae_config import VideoVAEConfig
+from h3serve.weights.demo import demo_sizes
 from tests.models.tiny_transformer import TINY
 from tests.models.tiny_video_vae import CONFIG
 from tests.paths import official
@@ -132,28 +133,29 @@ def test_audio_vae() -> None:
 def test_fused_kernels() -> None:
     """On a CUDA device where there is one, in Triton's interpreter (tests/conftest.py) otherwise."""
     pytest.importorskip("triton")
-    from h3serve.models import fused, fused_decoder, fused_encoder
+    from h3serve.models.kernels import elementwise_triton
+    from h3serve.models.video_vae import decoder_ops_triton, video_encoder_triton
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x, index = small(7, 64).to(device), torch.zeros(7, dtype=torch.int64, device=device)
     table, given = torch.zeros(1, 64, device=device), small(7, 64).double().numpy()
     norm = nn.RMSNorm(64, QK, device=device).requires_grad_(False)
-    for chosen in (fused.FUSED, ops.PLAIN):
+    for chosen in (elementwise_triton.FUSED, elementwise.PLAIN):
         close(chosen.norm_modulate(x, norm, table, table, index), rms(given, QK))  # type: ignore[arg-type]
         _, normed = chosen.gated_add_norm(x, table, index, x, norm, table, table)
         close(normed, rms(given, QK))  # type: ignore[arg-type]
     qkv, rope = small(7, 3, 2, 128), Rope(torch.ones(7, 48, device=device), torch.zeros(7, 48, device=device))
     heads = nn.RMSNorm(128, QK, device=device).requires_grad_(False)
-    for chosen in (fused.FUSED, ops.PLAIN):
+    for chosen in (elementwise_triton.FUSED, elementwise.PLAIN):
         q, k, _ = chosen.qk_norm_rope(qkv.to(device, copy=True), heads, heads, rope)
         close(q, rms(qkv.double().numpy()[:, 0], QK)), close(k, rms(qkv.double().numpy()[:, 1], QK))
-    close(fused_decoder.FUSED.norm(x[None], norm, torch.float32)[0], rms(given, QK))
+    close(decoder_ops_triton.FUSED.norm(x[None], norm, torch.float32)[0], rms(given, QK))
     still = torch.zeros(64, device=device)
-    _, normed = fused_decoder.FUSED.scaled_add_norm(x[None].clone(), x[None], still, norm)
+    _, normed = decoder_ops_triton.FUSED.scaled_add_norm(x[None].clone(), x[None], still, norm)
     close(normed[0], rms(given, QK))
-    check_decoder_qk(fused_decoder.FUSED.qk_norm_rope, device)
+    check_decoder_qk(decoder_ops_triton.FUSED.qk_norm_rope, device)
     frames = small(1, 2, 4, 4, 64)
-    _, inverse = fused_encoder.statistics(frames.to(device), nn.GroupNorm(1, 64, QK))
+    _, inverse = video_encoder_triton.statistics(frames.to(device), nn.GroupNorm(1, 64, QK))
     close(inverse[:, 0], 1 / np.sqrt(frames.double().numpy().reshape(2, -1).var(1) + QK))
 
 

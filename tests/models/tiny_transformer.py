@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from h3serve.models.denoiser import Denoiser
-from h3serve.models.keymap import KeyMap
-from h3serve.models.transformer import StaticInputs, Transformer
-from h3serve.models.transformer_config import TransformerConfig
+from h3serve.models.key_map import KeyMap
+from h3serve.models.transformer.denoiser import Denoiser
+from h3serve.models.transformer.transformer import StaticInputs, Transformer
+from h3serve.models.transformer.transformer_config import TransformerConfig
 
 TINY = TransformerConfig(
     hidden_size=64,

@@ -1,7 +1,7 @@
 """A small video VAE with the release's ratios, chunks and head size."""
 
-from h3serve.models.video_vae import VideoVAE
-from h3serve.models.video_vae_config import VideoVAEConfig
+from h3serve.models.video_vae.video_vae import VideoVAE
+from h3serve.models.video_vae.video_vae_config import VideoVAEConfig
 from tests.keymaps import fill
 
 CONFIG = VideoVAEConfig(

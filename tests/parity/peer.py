@@ -24,7 +24,7 @@ from diffusers.modular_pipelines.minimax_h3 import (
 from PIL import Image
 
 from h3serve.core.geometry import SizeRules
-from h3serve.models.patches import clip_patches, picture_patches
+from h3serve.models.text_encoder.vision_patches import clip_patches, picture_patches
 from h3serve.pipeline.conditions import PreparedCondition
 from h3serve.pipeline.noise import Noise
 

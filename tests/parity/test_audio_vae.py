@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from h3serve.models.audio_vae import AudioVAE, AudioVAEConfig, key_map
+from h3serve.models.audio_vae.audio_vae import AudioVAE, AudioVAEConfig, key_map
 
 diffusers = pytest.importorskip("diffusers")
 

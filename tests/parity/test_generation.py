@@ -26,11 +26,11 @@ from h3serve.core import segments
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
 from h3serve.pipeline.conditions import PreparedCondition
+from h3serve.pipeline.generation_progress import Meter
 from h3serve.pipeline.ingest import Ingest
-from h3serve.pipeline.kept import GROUPS, Kept
+from h3serve.pipeline.intermediates import GROUPS, Kept
 from h3serve.pipeline.noise import draw
-from h3serve.pipeline.progress import Meter
-from h3serve.weights.demo import write_demo_checkpoint
+from h3serve.weights.demo.demo_random import write_demo_checkpoint
 from tests.parity.peer import SMALL, Peer
 
 CANVAS = (96, 64)

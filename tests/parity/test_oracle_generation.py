@@ -12,13 +12,13 @@ import pytest
 
 from h3serve import Generator
 from h3serve.core.geometry import RELEASED_SIZES, SizeRules
+from h3serve.core.limits import LIMITS
 from h3serve.core.request import parse_request
-from h3serve.core.tasks import LIMITS
-from h3serve.media.sources import SourcePolicy
+from h3serve.media.sources.media_file import SourcePolicy
 from h3serve.pipeline.conditions import PreparedCondition
+from h3serve.pipeline.generation_progress import Meter
 from h3serve.pipeline.ingest import Ingest
-from h3serve.pipeline.kept import GROUPS, Kept
-from h3serve.pipeline.progress import Meter
+from h3serve.pipeline.intermediates import GROUPS, Kept
 from tests.parity.recorded import CASES
 
 SMALL = SizeRules(max_canvas_area=8192, picture_short_edge=64, clip_short_edge=64)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from h3serve.media.audio import load_sound
-from h3serve.media.sources import MediaFile
+from h3serve.media.read.audio import load_sound
+from h3serve.media.sources.media_file import MediaFile
 
 
 def test_reference_sounds(oracle: Path) -> None:

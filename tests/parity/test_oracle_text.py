@@ -8,17 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from h3serve.models.text_encoder import TextEncoder, TextEncoderConfig, key_map, mrope_positions
-from h3serve.models.tokenizer import Tokenizer
-from h3serve.pipeline.presentation import (
-    Presentation,
-    Shown,
-    ShownAudio,
-    ShownPicture,
-    ShownVideo,
-    present,
-)
-from h3serve.weights.tokenizer import load_tokenizer
+from h3serve.models.text_encoder.text_encoder import TextEncoder, TextEncoderConfig, key_map, mrope_positions
+from h3serve.models.text_encoder.tokenizer import Tokenizer
+from h3serve.pipeline.prompt_builder import Presentation, Shown, ShownAudio, ShownPicture, ShownVideo, present
+from h3serve.weights.formats.tokenizer_files import load_tokenizer
 from tests.parity.recorded import CASES
 
 MOST_REFERENCES = 3

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from h3serve.models.denoiser import Denoiser, key_map
-from h3serve.models.transformer_config import TransformerConfig
+from h3serve.models.transformer.denoiser import Denoiser, key_map
+from h3serve.models.transformer.transformer_config import TransformerConfig
 from tests.models.tiny_transformer import load
 from tests.parity.recorded import CASES
 

@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from h3serve.models.denoiser import Denoiser, key_map, param_dtype, to_compute_dtype
-from h3serve.models.transformer_config import TransformerConfig
+from h3serve.models.transformer.denoiser import Denoiser, key_map, param_dtype, to_compute_dtype
+from h3serve.models.transformer.transformer_config import TransformerConfig
 from tests.models.tiny_transformer import TINY, Packed, load, randomize, tiny_request
 
 diffusers = pytest.importorskip("diffusers")

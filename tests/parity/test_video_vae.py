@@ -7,14 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from h3serve.models.video_vae import (
-    Moments,
-    VideoVAE,
-    key_map,
-    normalize_pixels,
-    to_uint8,
-)
-from h3serve.models.video_vae_config import VideoVAEConfig
+from h3serve.models.video_vae.video_vae import Moments, VideoVAE, key_map, normalize_pixels, to_uint8
+from h3serve.models.video_vae.video_vae_config import VideoVAEConfig
 from tests import keymaps
 from tests.parity.recorded import CASES
 

@@ -3,11 +3,11 @@
 import torch
 
 from bench.synthetic_engine import synthetic_engine
-from h3serve.core.tasks import Quality
+from h3serve.core.limits import Quality
 from h3serve.pipeline.engine import Engine
-from h3serve.weights import demo_sizes
-from h3serve.weights.demo_tokenizer import build_tokenizer
-from h3serve.weights.released import RELEASED
+from h3serve.weights.demo import demo_sizes
+from h3serve.weights.demo.demo_tokenizer import build_tokenizer
+from h3serve.weights.formats.released_sizes import RELEASED
 
 
 def small_engine(quality: Quality = "lossless") -> Engine:

@@ -10,9 +10,9 @@ from PIL import Image
 
 from h3serve import Generator
 from h3serve.core.errors import Cancelled, OutputError, RequestError
-from h3serve.pipeline.kept import GROUPS
-from h3serve.pipeline.progress import STAGES, Progress
-from h3serve.weights.demo import write_demo_checkpoint
+from h3serve.pipeline.generation_progress import STAGES, Progress
+from h3serve.pipeline.intermediates import GROUPS
+from h3serve.weights.demo.demo_random import write_demo_checkpoint
 
 TARGET = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
 REQUEST: dict[str, Any] = {"task": "t2va", "prompt": "rain", "target": TARGET, "num_inference_steps": 2, "seed": 3}

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from h3serve.core.errors import Cancelled
+from h3serve.pipeline.generation_progress import STAGES, Progress
 from h3serve.pipeline.generator import Generator
 from h3serve.pipeline.profile import profiled
-from h3serve.pipeline.progress import STAGES, Progress
 from tests.pipeline.small_engine import small_engine
 
 TARGET = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}

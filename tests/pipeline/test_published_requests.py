@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from h3serve import Generator
+from h3serve.core.media_probe import MediaProbe
 from h3serve.core.plan import Plan
-from h3serve.core.probe import MediaProbe
 from h3serve.core.request import parse_request
-from h3serve.media.probe import probe_media
-from h3serve.media.sources import MediaFile
+from h3serve.media.read.probe import probe_media
+from h3serve.media.sources.media_file import MediaFile
 from tests.paths import official
 
 

@@ -10,10 +10,10 @@ import torch
 from h3serve import Generator
 from h3serve.core.errors import RequestError
 from h3serve.core.settings import EngineSettings
-from h3serve.models.tiers import has_float8
+from h3serve.models.quality import has_float8
 from h3serve.pipeline import engine as engine_module
 from h3serve.pipeline.replica import shape_of
-from h3serve.weights.demo import write_demo_checkpoint
+from h3serve.weights.demo.demo_random import write_demo_checkpoint
 
 TARGET = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
 REQUEST: dict[str, Any] = {"task": "t2va", "prompt": "rain", "target": TARGET, "num_inference_steps": 2, "seed": 3}

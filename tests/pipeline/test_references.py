@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from h3serve import Generator
-from h3serve.media.files import save_wav
+from h3serve.media.write.outputs import save_wav
 
 TARGET = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
 

@@ -17,17 +17,17 @@ from h3serve import Generator
 from h3serve.core.errors import Cancelled, MediaError, RequestError, WorkerError
 from h3serve.core.request import parse_request
 from h3serve.core.settings import EngineSettings
-from h3serve.models.denoiser import param_dtype
-from h3serve.models.modulation import Modulation
-from h3serve.models.transformer import Transformer
+from h3serve.models.transformer.denoiser import param_dtype
+from h3serve.models.transformer.modulation import Modulation
+from h3serve.models.transformer.transformer import Transformer
 from h3serve.pipeline.engine import load_engine
-from h3serve.pipeline.progress import Progress
+from h3serve.pipeline.generation_progress import Progress
 from h3serve.pipeline.replica import Member
-from h3serve.runtime.groups import Ranks
-from h3serve.runtime.scheduled import ModulationSource, Scheduled
-from h3serve.runtime.shape import Shape
-from h3serve.runtime.sharding import RankShare
-from h3serve.weights.demo import write_demo_checkpoint
+from h3serve.runtime.adaln.scheduled_tables import ModulationSource, Scheduled
+from h3serve.runtime.parallel.parallel_layout import Shape
+from h3serve.runtime.parallel.process_group import Ranks
+from h3serve.runtime.parallel.sharding import RankShare
+from h3serve.weights.demo.demo_random import write_demo_checkpoint
 from tests.media.films import counter, film
 from tests.rank_pool import Pool, pool
 

@@ -18,11 +18,11 @@ from h3serve import Generator
 from h3serve.core.errors import Cancelled
 from h3serve.core.geometry import SizeRules
 from h3serve.core.request import parse_request
-from h3serve.media.files import save_wav
+from h3serve.media.write.outputs import save_wav
 from h3serve.pipeline import generator as generator_module
+from h3serve.pipeline.generation_progress import Meter, Progress
 from h3serve.pipeline.ingest import Ingest
-from h3serve.pipeline.kept import GROUPS, Kept
-from h3serve.pipeline.progress import Meter, Progress
+from h3serve.pipeline.intermediates import GROUPS, Kept
 
 RULES = SizeRules(max_canvas_area=8192, picture_short_edge=64, clip_short_edge=64)
 CANVAS = (96, 64)

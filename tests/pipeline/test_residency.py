@@ -10,11 +10,11 @@ from PIL import Image
 from h3serve import Generator
 from h3serve.core.errors import Cancelled, CapacityError, RequestError
 from h3serve.pipeline import engine as engine_module
-from h3serve.pipeline.progress import Progress
-from h3serve.pipeline.result import GenerationResult
-from h3serve.runtime import sizes
+from h3serve.pipeline.generation_progress import Progress
+from h3serve.pipeline.generation_result import GenerationResult
 from h3serve.runtime.machine import Machine
-from h3serve.weights.demo import write_demo_checkpoint
+from h3serve.runtime.offload import network_sizes
+from h3serve.weights.demo.demo_random import write_demo_checkpoint
 
 TARGET = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
 T2VA: dict[str, Any] = {"task": "t2va", "prompt": "rain", "target": TARGET, "num_inference_steps": 3, "seed": 3}
@@ -57,7 +57,7 @@ def test_same_bits_as_resident(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if in_files:  # a host with next to no memory of its own, but a good page cache
-        monkeypatch.setattr(sizes, "measure", lambda device: Machine(2**40, 2**40, 2**20, 2**20))
+        monkeypatch.setattr(network_sizes, "measure", lambda device: Machine(2**40, 2**40, 2**20, 2**20))
     generator = Generator.from_pretrained(folder, device="cpu", residency=residency)
     choice = generator.engine.choice
     assert choice is not None and choice.modes["transformer"] == residency and choice.in_files == in_files
@@ -124,7 +124,7 @@ def test_an_unknown_residency_is_refused(folder: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused_before_it_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "measure", lambda device: Machine(2**30, 2**20, 2**40, 2**40))
+    monkeypatch.setattr(network_sizes, "measure", lambda device: Machine(2**30, 2**20, 2**40, 2**40))
     monkeypatch.setattr(engine_module, "place", lambda *a, **k: pytest.fail("something was loaded"))
     with pytest.raises(CapacityError, match="on the device"):
         Generator.from_pretrained(folder, device="cpu")

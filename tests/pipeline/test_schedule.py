@@ -6,14 +6,14 @@ import torch
 
 from h3serve.core import segments
 from h3serve.core.errors import RequestError
+from h3serve.core.limits import LIMITS
 from h3serve.core.request import parse_request
-from h3serve.core.tasks import LIMITS
-from h3serve.pipeline.generate import make_schedules
 from h3serve.pipeline.generator import _levels
-from h3serve.pipeline.kept import Kept
+from h3serve.pipeline.intermediates import Kept
 from h3serve.pipeline.packing import pack
 from h3serve.pipeline.predict import all_step_times
 from h3serve.pipeline.schedule import Schedule, make_schedule, sigma_grid, step_times
+from h3serve.pipeline.stages import make_schedules
 
 VIDEO_50 = [1, 0.998302, 0.996540, 0.994709, 0.992806, 0.990826]
 AUDIO_50 = [1, 0.993243, 0.986301, 0.979167, 0.971831, 0.964286]

@@ -2,11 +2,11 @@
 
 import torch
 
-from h3serve.models.denoiser import Denoiser, to_compute_dtype
-from h3serve.models.transformer_config import TransformerConfig
-from h3serve.runtime.groups import Ranks
-from h3serve.runtime.tensor_parallel import cut_denoiser, part_of_state
-from h3serve.runtime.ulysses import shard_sequence
+from h3serve.models.transformer.denoiser import Denoiser, to_compute_dtype
+from h3serve.models.transformer.transformer_config import TransformerConfig
+from h3serve.runtime.parallel.process_group import Ranks
+from h3serve.runtime.parallel.sequence_parallel import shard_sequence
+from h3serve.runtime.parallel.tensor_parallel import cut_denoiser, part_of_state
 from tests.models.tiny_transformer import tiny_denoiser
 
 # Four heads, so that 2 x 2 ranks have one each.

@@ -6,10 +6,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from h3serve.models import denoiser
-from h3serve.models.denoiser import Denoiser
-from h3serve.models.keymap import Entry, Layout
-from h3serve.weights.index import TensorIndex, read_index
+from h3serve.models.key_map import Entry, Layout
+from h3serve.models.transformer import denoiser
+from h3serve.models.transformer.denoiser import Denoiser
+from h3serve.weights.files.tensor_index import TensorIndex, read_index
 from tests.models.tiny_transformer import TINY, tiny_denoiser
 
 

@@ -9,8 +9,8 @@ import torch
 from h3serve.core.errors import CapacityError
 from h3serve.core.settings import EngineSettings
 from h3serve.pipeline.engine import load_engine
-from h3serve.runtime.groups import Ranks
-from h3serve.runtime.sharding import ONE, RankShare, Share
+from h3serve.runtime.parallel.process_group import Ranks
+from h3serve.runtime.parallel.sharding import ONE, RankShare, Share
 from tests.rank_pool import Pool, pool
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from h3serve.core.errors import RequestError
-from h3serve.models.text_encoder import TextEncoder, TextEncoderConfig
-from h3serve.runtime.groups import Ranks, Team
-from h3serve.runtime.tensor_parallel import cut_text_encoder, part_of_state
-from tests.models.test_text_encoder import TINY, mixed
+from h3serve.models.text_encoder.text_encoder import TextEncoder, TextEncoderConfig
+from h3serve.runtime.parallel.process_group import Ranks, Team
+from h3serve.runtime.parallel.tensor_parallel import cut_text_encoder, part_of_state
+from tests.models.text_encoder.test_text_encoder import TINY, mixed
 from tests.rank_pool import Pool, pool
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -8,11 +8,11 @@ import torch
 from h3serve.core.errors import CapacityError
 from h3serve.runtime import loading
 from h3serve.runtime.loading import How, place
-from h3serve.runtime.placement import Mode, Visiting
-from h3serve.weights.demo import write_demo_checkpoint
-from h3serve.weights.layout import ModelFolder, open_folder
-from h3serve.weights.opened import open_component
-from h3serve.weights.rawread import RawReader
+from h3serve.runtime.offload.placement import Mode, Visiting
+from h3serve.weights.demo.demo_random import write_demo_checkpoint
+from h3serve.weights.files.checkpoint_folder import ModelFolder, open_folder
+from h3serve.weights.files.stored_bytes import RawReader
+from h3serve.weights.formats.opened_component import open_component
 
 CPU = torch.device("cpu")
 

@@ -3,16 +3,16 @@
 import pytest
 
 from h3serve.core import segments
-from h3serve.core.capacity import encoding_bytes, work_of
-from h3serve.core.cost import GIB
+from h3serve.core.estimate_memory import encoding_bytes, work_of
+from h3serve.core.estimate_work import GIB
+from h3serve.core.media_probe import MediaProbe
 from h3serve.core.plan import Plan
-from h3serve.core.probe import MediaProbe
 from h3serve.core.request import parse_request
-from h3serve.models.video_vae_config import VideoVAEConfig
-from h3serve.models.video_vae_memory import one_tile
+from h3serve.models.video_vae.tile_batches import one_tile
+from h3serve.models.video_vae.video_vae_config import VideoVAEConfig
 from h3serve.runtime.machine import Machine
-from h3serve.runtime.residency import RELEASED_SIZES, choose
-from h3serve.weights.released import RELEASED
+from h3serve.runtime.offload.residency import RELEASED_SIZES, choose
+from h3serve.weights.formats.released_sizes import RELEASED
 
 SEEN = {  # short edge, seconds: rows; GiB of a request with a first frame, weights included
     (256, 4): (4_320, {"encode text": 92.37, "encode conditions": 92.57, "denoise": 92.71, "decode": 92.59}),

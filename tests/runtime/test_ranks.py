@@ -12,7 +12,7 @@ SCRIPT = """
 import json, os, sys
 from pathlib import Path
 import torch
-from h3serve.runtime.pages import PageCache, page_count
+from h3serve.runtime.adaln.host_pages import PageCache, page_count
 from tests.runtime.stores import write_tiny
 from tests.runtime.tiers import SHAPE, CPU, check, schedule, tiers
 

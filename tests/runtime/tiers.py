@@ -6,18 +6,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from h3serve.models import denoiser
-from h3serve.models.keymap import Layout
-from h3serve.models.modulation import ModulationNetwork
-from h3serve.runtime.adaln import AdaLN
-from h3serve.runtime.identity import Identities
-from h3serve.runtime.keys import TableShape
-from h3serve.runtime.pages import PageCache
-from h3serve.runtime.rebuild import Projections, projections_of
-from h3serve.runtime.scheduled import Scheduled
-from h3serve.runtime.sidecar import Origin, SidecarFolder
-from h3serve.runtime.slab import Slab
-from h3serve.runtime.streamed import empty
+from h3serve.models.key_map import Layout
+from h3serve.models.transformer import denoiser
+from h3serve.models.transformer.modulation import ModulationNetwork
+from h3serve.runtime.adaln.adaln_cache import AdaLN
+from h3serve.runtime.adaln.device_slab import Slab
+from h3serve.runtime.adaln.host_pages import PageCache
+from h3serve.runtime.adaln.rebuild import Projections, projections_of
+from h3serve.runtime.adaln.scheduled_tables import Scheduled
+from h3serve.runtime.adaln.sidecar import Origin, SidecarFolder
+from h3serve.runtime.adaln.table_keys import TableShape
+from h3serve.runtime.checkpoint_identity import Identities
+from h3serve.runtime.offload.block_streaming import empty
 from tests.models.tiny_transformer import TINY
 from tests.runtime.stores import tiny_index
 

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from tests.service.client import T2VA, LiveServer, live
-from tests.service.test_process import is_alive
+from tests.service.workers.test_worker_process import is_alive
 
 FINAL = ("completed", "failed", "cancelled")
 SEEDS = 5

@@ -15,13 +15,13 @@ from typing import Any
 import httpx
 from starlette.testclient import TestClient
 
-from h3serve.service.app import make_app
-from h3serve.service.context import Context
-from h3serve.service.folder import DataFolder
-from h3serve.service.keys import KeyRing
-from h3serve.service.server import Server
-from h3serve.service.settings import ServiceSettings
-from h3serve.service.store import JobStore
+from h3serve.service.http.api_keys import KeyRing
+from h3serve.service.http.app import make_app
+from h3serve.service.http.context import Context
+from h3serve.service.http.server import Server
+from h3serve.service.jobs.data_folder import DataFolder
+from h3serve.service.jobs.job_store import JobStore
+from h3serve.service.service_settings import ServiceSettings
 
 T2VA = {"task": "t2va", "prompt": "a lion", "target": {"short_edge": 64, "duration_seconds": 4.0}, "seed": 1}
 

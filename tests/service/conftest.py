@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from h3serve.service.folder import DataFolder
-from h3serve.service.store import JobStore
+from h3serve.service.jobs.data_folder import DataFolder
+from h3serve.service.jobs.job_store import JobStore
 from tests.service.client import LiveServer, live, wait_for
 
 
@@ -44,4 +44,4 @@ def http(server: LiveServer) -> Iterator[httpx.Client]:
 @pytest.fixture
 def no_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server in this process leaves the logging of the tests alone."""
-    monkeypatch.setattr("h3serve.service.server.start_logs", lambda: None)
+    monkeypatch.setattr("h3serve.service.http.server.start_logs", lambda: None)

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
-from h3serve.core.capacity import Capacity, Tiles
-from h3serve.core.cost import GIB, RELEASED_MODEL
 from h3serve.core.errors import CheckpointError, RequestError, WorkerError
+from h3serve.core.estimate_memory import Capacity, Tiles
+from h3serve.core.estimate_work import GIB, RELEASED_MODEL
 from h3serve.core.geometry import RELEASED_SIZES
-from h3serve.core.tasks import PARTITION_OF
-from h3serve.media.sources import MediaFile
-from h3serve.media.writer import mp4_writer
-from h3serve.service.job import Json
-from h3serve.service.worker_loop import OnProgress, main
+from h3serve.core.limits import PARTITION_OF
+from h3serve.media.sources.media_file import MediaFile
+from h3serve.media.write.mp4_writer import mp4_writer
+from h3serve.service.jobs.job import Json
+from h3serve.service.workers.worker_loop import OnProgress, main
 
 log = logging.getLogger("fake")
 STEPS = 4

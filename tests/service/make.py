@@ -1,10 +1,10 @@
 """Small helpers that make jobs and results."""
 
-from h3serve.service.admission import Admission
-from h3serve.service.claim import claim
-from h3serve.service.folder import DataFolder, write_result
-from h3serve.service.job import Job, NewJob, new_id
-from h3serve.service.store import JobStore
+from h3serve.service.jobs.admission import Admission
+from h3serve.service.jobs.claim import claim
+from h3serve.service.jobs.data_folder import DataFolder, write_result
+from h3serve.service.jobs.job import Job, NewJob, new_id
+from h3serve.service.jobs.job_store import JobStore
 
 TASKS = ("t2va", "fl2va", "ref2va")
 

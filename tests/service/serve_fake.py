@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from h3serve.core.errors import H3Error
-from h3serve.service import process, watchdog
-from h3serve.service.server import serve
-from h3serve.service.settings import BodyLimits, ConnectionLimits, Retention, ServiceSettings, WorkerRules
+from h3serve.service.http.server import serve
+from h3serve.service.service_settings import BodyLimits, ConnectionLimits, Retention, ServiceSettings, WorkerRules
+from h3serve.service.workers import watchdog, worker_process
 from tests.service.slow_death import slowly
 
 FAKE = (sys.executable, "-m", "tests.service.fake_worker")
@@ -52,7 +52,7 @@ def die_slowly(seconds: float) -> None:
     """Workers end up to so late, and what waits for their end has less patience than some of them need."""
     if seconds:
         subprocess.Popen = slowly(lambda: random.uniform(0.0, seconds))  # type: ignore[misc]
-        process._REAP_S = watchdog._EXIT_S = seconds / 4
+        worker_process._REAP_S = watchdog._EXIT_S = seconds / 4
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from h3serve.service.estimate import seconds_for
-from h3serve.service.job import Outcome
-from h3serve.service.ledger import waited_s
-from h3serve.service.moves import State
-from h3serve.service.store import JobStore
+from h3serve.service.jobs.job import Outcome
+from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job_store import JobStore
+from h3serve.service.jobs.seconds_estimate import seconds_for
+from h3serve.service.workers.job_ledger import waited_s
 from tests.service.make import put, take
 
 DAY_S = 86_400

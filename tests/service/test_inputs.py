@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from h3serve.service.folder import DataFolder
-from h3serve.service.keys import Caller, KeyRing, hash_key
-from h3serve.service.store import JobStore
+from h3serve.service.http.api_keys import Caller, KeyRing, hash_key
+from h3serve.service.jobs.data_folder import DataFolder
+from h3serve.service.jobs.job_store import JobStore
 from tests.service.client import client_of, context_of
 
 

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from h3serve.core.errors import H3Error
-from h3serve.service.server import serve
-from h3serve.service.settings import ServiceSettings
+from h3serve.service.http.server import serve
+from h3serve.service.service_settings import ServiceSettings
 from tests.service.client import T2VA, LiveServer, live, wait_for
-from tests.service.test_process import is_alive
+from tests.service.workers.test_worker_process import is_alive
 
 FINAL = ("completed", "failed", "cancelled")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from h3serve.weights.demo import write_demo_checkpoint
+from h3serve.weights.demo.demo_random import write_demo_checkpoint
 
 
 @pytest.fixture(scope="session")

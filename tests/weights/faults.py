@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from h3serve.weights.index import weight_files
-from h3serve.weights.save import save_shards
+from h3serve.weights.files.save import save_shards
+from h3serve.weights.files.tensor_index import weight_files
 
 Change = Callable[[dict[str, torch.Tensor]], None]
 

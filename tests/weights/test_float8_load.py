@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from h3serve.core.errors import CheckpointError
-from h3serve.models.float8 import quantize_rows
-from h3serve.models.float8_linear import Float8Linear
-from h3serve.weights.components import RECIPES
-from h3serve.weights.layout import open_folder
-from h3serve.weights.networks import load_component
-from h3serve.weights.opened import open_component
+from h3serve.models.kernels.float8_linear import Float8Linear
+from h3serve.models.kernels.float8_rows import quantize_rows
+from h3serve.weights.files.checkpoint_folder import open_folder
+from h3serve.weights.formats.components import RECIPES
+from h3serve.weights.formats.networks import load_component
+from h3serve.weights.formats.opened_component import open_component
 from tests.weights.faults import rewrite
 
 Tensors = dict[str, torch.Tensor]

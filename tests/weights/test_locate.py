@@ -18,11 +18,11 @@ import pytest
 from h3serve.core.errors import CheckpointError, OutputError, RequestError
 from h3serve.core.model_name import DEMOS
 from h3serve.weights import locate as module
-from h3serve.weights.components import RECIPES
-from h3serve.weights.demo_trained import CONFIG, TRAINED
+from h3serve.weights.demo.demo_trained import CONFIG, TRAINED
+from h3serve.weights.formats.components import RECIPES
+from h3serve.weights.formats.networks import load_component
+from h3serve.weights.formats.opened_component import open_component
 from h3serve.weights.locate import demo_folder, locate
-from h3serve.weights.networks import load_component
-from h3serve.weights.opened import open_component
 
 WRITERS = {"demo": "write_trained_checkpoint", "demo-random": "write_demo_checkpoint"}
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from h3serve.models.keymap import KeyMap, Layout
-from h3serve.weights.components import RECIPES, build_on_meta
-from h3serve.weights.layout import open_folder
+from h3serve.models.key_map import KeyMap, Layout
+from h3serve.weights.files.checkpoint_folder import open_folder
+from h3serve.weights.formats.components import RECIPES, build_on_meta
 from tests.paths import official
 
 # (layout, component, partition) -> tensors and bytes of the published index, and parameters of ours

@@ -1,0 +1,1 @@
+"""Files to arrays: images, videos and audio, probed and decoded."""

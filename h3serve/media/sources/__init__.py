@@ -1,0 +1,1 @@
+"""Where media come from: files, uploads, data URIs, tar members, the web."""

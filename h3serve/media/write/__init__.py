@@ -1,0 +1,1 @@
+"""Arrays to files: MP4, WAV, PNG folder, npz."""

@@ -1,0 +1,1 @@
+"""Audio samples to latents and back."""

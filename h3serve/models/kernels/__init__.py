@@ -1,0 +1,1 @@
+"""Attention, linear layers and element-wise operations, plain and in Triton."""

@@ -1,0 +1,1 @@
+"""Tokens and pixels to the transformer's text rows."""

@@ -1,0 +1,1 @@
+"""The joint video and audio diffusion transformer."""

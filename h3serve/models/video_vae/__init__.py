@@ -1,0 +1,1 @@
+"""Video pixels to latents and back."""

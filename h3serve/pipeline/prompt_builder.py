@@ -1,0 +1,158 @@
+"""What the text encoder is shown: labels, pictures, sampled frames and the prompt, as tokens.
+
+No chat template, no system prompt; every piece of text is tokenized on its own and the prompt goes
+in as it is (spec/text_encoder.md 7.3 to 7.6).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from h3serve.core.encoder_tokens import FRAMES_PER_BLOCK, sampled_frames
+from h3serve.core.limits import Task
+from h3serve.models.text_encoder.text_encoder import IMAGE, TEXT, VIDEO, EncoderInput
+from h3serve.models.text_encoder.tokenizer import Tokenizer
+from h3serve.models.text_encoder.vision_patches import MERGE, Grid, clip_patches, picture_patches
+from h3serve.pipeline.packing import TEXT_TAG, VIDEO_TAG
+
+SAMPLE_FPS = 2
+
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class ShownPicture:
+    """A keyframe on the target canvas or an image reference: uint8 `[H, W, 3]`, as the VAE gets it."""
+
+    pixels: Pixels
+
+
+@dataclass(frozen=True, eq=False)
+class ShownVideo:
+    """A video reference: uint8 `[F, H, W, 3]` at 24 fps, cut to the target's frames but no shorter."""
+
+    frames: Pixels
+    has_sound: bool
+
+
+@dataclass(frozen=True)
+class ShownAudio:
+    """An audio reference: a label is all the encoder learns of it."""
+
+
+Shown = ShownPicture | ShownVideo | ShownAudio
+
+
+@dataclass(frozen=True, eq=False)
+class Presentation:
+    """The encoder's input, and the tag of each of its L rows: int64 `[L]`, 1 text, 0 vision block."""
+
+    inputs: EncoderInput
+    tags: torch.Tensor
+
+
+def present(
+    task: Task,
+    prompt: str,
+    tokenizer: Tokenizer,
+    *,
+    keyframes: Sequence[ShownPicture] = (),
+    references: Sequence[Shown] = (),
+) -> Presentation:
+    """The presentation of one request; both sequences in request order.
+
+    Keyframes are shown in fl2va only: beside references they stay unseen. The prompt spells out no
+    tokens of a vision block (`core/prompt.py`).
+    """
+    shown: dict[str, Sequence[Shown]] = {"t2va": (), "fl2va": keyframes, "ref2va": references}
+    script = _Script(tokenizer)
+    for item in shown[task]:
+        script.show(item)
+    script.write(tokenizer.ids(prompt))
+    return script.finish()
+
+
+def block_timestamps(frames: int) -> list[str]:
+    """The label before each vision block of a clip of `frames` frames at 24 fps.
+
+    The mean time of the block's two sampled frames, in seconds with one decimal; a tie of the
+    binary value goes to even: 0.25 is written 0.2. A repeated last frame repeats its time.
+    """
+    last = sampled_frames(frames) - 1
+    pairs = [(first, min(first + 1, last)) for first in range(0, last + 1, FRAMES_PER_BLOCK)]
+    return [f"<{sum(pair) / len(pair) / SAMPLE_FPS:.1f} seconds>" for pair in pairs]
+
+
+@dataclass(eq=False)
+class _Script:
+    """The presentation as it grows."""
+
+    tokenizer: Tokenizer
+    ids: list[int] = field(default_factory=list)
+    types: list[int] = field(default_factory=list)
+    tags: list[int] = field(default_factory=list)
+    patches: dict[int, list[torch.Tensor]] = field(default_factory=lambda: {IMAGE: [], VIDEO: []})
+    grids: dict[int, list[Grid]] = field(default_factory=lambda: {IMAGE: [], VIDEO: []})
+    labels: Counter[str] = field(default_factory=Counter)
+
+    def show(self, item: Shown) -> None:
+        match item:
+            case ShownPicture(pixels=pixels):
+                self._label("Picture")
+                self._block(IMAGE, self._keep(IMAGE, *picture_patches(pixels)))
+            case ShownAudio():
+                self._label("Audio")
+            case ShownVideo(frames=frames, has_sound=has_sound):
+                if has_sound:
+                    self._label("Audio")
+                self._label("Video")
+                pads = self._keep(VIDEO, *clip_patches(frames))
+                for timestamp in block_timestamps(len(frames)):
+                    self.write(self.tokenizer.ids(timestamp))
+                    self._block(VIDEO, pads)
+
+    def write(self, ids: list[int]) -> None:
+        """Appends text."""
+        self._append(ids, [TEXT] * len(ids), TEXT_TAG)
+
+    def finish(self) -> Presentation:
+        inputs = EncoderInput(
+            torch.tensor(self.ids),
+            torch.tensor(self.types),
+            *self._batched(IMAGE),
+            *self._batched(VIDEO),
+        )
+        return Presentation(inputs, torch.tensor(self.tags))
+
+    def _label(self, kind: str) -> None:
+        """`<Picture 1>: ` and its like, numbered from 1 per kind."""
+        self.labels[kind] += 1
+        self.write(self.tokenizer.ids(f"<{kind} {self.labels[kind]}>: "))
+
+    def _keep(self, kind: int, patches: torch.Tensor, grid: Grid) -> int:
+        """Adds a picture or clip to its batch; the pads of each of its blocks."""
+        self.patches[kind].append(patches)
+        self.grids[kind].append(grid)
+        return (grid[1] // MERGE) * (grid[2] // MERGE)
+
+    def _block(self, kind: int, pads: int) -> None:
+        vocabulary = self.tokenizer
+        pad = vocabulary.image_pad if kind == IMAGE else vocabulary.video_pad
+        ids = [vocabulary.vision_start, *[pad] * pads, vocabulary.vision_end]
+        self._append(ids, [TEXT, *[kind] * pads, TEXT], VIDEO_TAG)
+
+    def _append(self, ids: list[int], types: list[int], tag: int) -> None:
+        self.ids += ids
+        self.types += types
+        self.tags += [tag] * len(ids)
+
+    def _batched(self, kind: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        if not self.patches[kind]:
+            return None, None
+        return torch.cat(self.patches[kind]), torch.tensor(self.grids[kind])

@@ -1,0 +1,1 @@
+"""Modulation tables of the timesteps, from device, host, disk or the checkpoint."""

@@ -1,0 +1,1 @@
+"""Weights that move between files, host memory and the device."""

@@ -1,0 +1,1 @@
+"""How the ranks of a process group share one generation."""

@@ -1,0 +1,119 @@
+"""Tensor parallelism: every rank holds a slice of each large linear and loads only that from the files.
+
+A pair of linears is cut so that one sum over the team closes it: the first one by its outputs (whole heads, or
+gate and up alike), the second one by its inputs. The networks are unaware; their modules are exchanged before
+the weights come.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from h3serve.core.errors import RequestError
+from h3serve.models.text_encoder.text_encoder import TextEncoder
+from h3serve.models.transformer.blocks import MLP, SelfAttention
+from h3serve.models.transformer.denoiser import Denoiser
+from h3serve.runtime.parallel.process_group import Team
+from h3serve.weights.files.rank_parts import Cut, Part, PartOf
+
+
+class SummedLinear(nn.Linear):
+    """A linear of which this rank has some inputs: the team's results are added up."""
+
+    team: Team
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., own inputs] -> [..., outputs]."""
+        return self.team.all_reduce(super().forward(x))
+
+
+def cut_denoiser(team: Team) -> Cut:
+    """Attention by heads and MLPs by channels. Modulation is another affair: its tables are the same everywhere."""
+
+    def cut(denoiser: nn.Module) -> PartOf:
+        assert isinstance(denoiser, Denoiser)
+        check_division(denoiser.config.num_attention_heads, "attention heads", team.size)
+        check_division(denoiser.config.ffn_dim, "MLP channels", team.size)
+        cutter = _Cutter(team)
+        for name, module in list(denoiser.named_modules()):
+            if isinstance(module, SelfAttention):
+                module.heads //= team.size
+                cutter.outputs(module, name, "qkv_proj", groups=3)
+                cutter.inputs(module, name, "out_proj")
+            elif isinstance(module, MLP):
+                cutter.outputs(module, name, "fc1", groups=2)
+                cutter.inputs(module, name, "fc2")
+        return cutter.parts.get
+
+    return cut
+
+
+def cut_text_encoder(team: Team) -> Cut:
+    """The language model's attention by key-value heads and its MLPs by channels; the rest stays whole."""
+
+    def cut(encoder: nn.Module) -> PartOf:
+        assert isinstance(encoder, TextEncoder)
+        check_division(encoder.config.kv_heads, "key-value heads", team.size, field="text_encoder")
+        cutter = _Cutter(team)
+        for name, module in list(encoder.named_modules()):
+            children = dict(module.named_children())
+            if "k_proj" in children:
+                for child in ("q_proj", "k_proj", "v_proj"):
+                    cutter.outputs(module, name, child)
+                cutter.inputs(module, name, "o_proj")
+            elif "up_proj" in children:
+                for child in ("gate_proj", "up_proj"):
+                    cutter.outputs(module, name, child)
+                cutter.inputs(module, name, "down_proj")
+        return cutter.parts.get
+
+    return cut
+
+
+def check_division(length: int, what: str, parts: int, *, field: str = "tp") -> None:
+    """RequestError unless every rank can get the same share."""
+    if length % parts:
+        raise RequestError(field, parts, f"{length} {what} cannot be divided by it")
+
+
+class _Cutter:
+    """Exchanges linears for smaller ones and notes which part of each tensor is left."""
+
+    def __init__(self, team: Team) -> None:
+        assert team.index is not None
+        self.team = team
+        self.parts: dict[str, Part] = {}
+
+    def outputs(self, owner: nn.Module, path: str, child: str, *, groups: int = 1) -> None:
+        """Keep this rank's outputs of `owner.child`, of each of `groups`."""
+        linear = getattr(owner, child)
+        part = Part(0, self.team.index, self.team.size, groups)
+        self._replace(owner, child, nn.Linear, (linear.in_features, linear.out_features // self.team.size))
+        self.parts[f"{path}.{child}.weight"] = part
+        if linear.bias is not None:
+            self.parts[f"{path}.{child}.bias"] = part
+
+    def inputs(self, owner: nn.Module, path: str, child: str) -> None:
+        """Keep this rank's inputs of `owner.child`; a bias would be added once per rank."""
+        linear = getattr(owner, child)
+        assert linear.bias is None
+        self._replace(owner, child, SummedLinear, (linear.in_features // self.team.size, linear.out_features))
+        self.parts[f"{path}.{child}.weight"] = Part(1, self.team.index, self.team.size)
+
+    def _replace(self, owner: nn.Module, child: str, kind: type[nn.Linear], sizes: tuple[int, int]) -> None:
+        old = getattr(owner, child)
+        new = kind(*sizes, bias=old.bias is not None, device=old.weight.device, dtype=old.weight.dtype)
+        if isinstance(new, SummedLinear):
+            new.team = self.team
+        setattr(owner, child, new.eval().requires_grad_(False))
+
+
+def part_of_state(module: nn.Module, part_of: PartOf, state: dict[str, Tensor], *, strict: bool = True) -> None:
+    """Fill a cut module from whole tensors in memory; all of it, if `strict`."""
+    own = {}
+    for name, value in state.items():
+        part = part_of(name)
+        if part is not None:
+            value = value.index_select(part.axis, part.positions(value.shape[part.axis]).to(value.device))
+        own[name] = value
+    module.load_state_dict(own, assign=True, strict=strict)

@@ -1,0 +1,1 @@
+"""Routes, bodies, replies and everything else between a client and a job."""

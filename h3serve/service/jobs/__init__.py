@@ -1,0 +1,1 @@
+"""Jobs: their states, store, files and retention."""

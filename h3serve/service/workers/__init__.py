@@ -1,0 +1,1 @@
+"""Worker processes: their life, their messages and what they run."""

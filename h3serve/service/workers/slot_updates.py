@@ -1,0 +1,93 @@
+"""The weight updates of one slot: what waits for its worker, and what a new worker has to take before its first job."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from h3serve.service.workers.messages import Update, Updated, UpdateRefused
+from h3serve.service.workers.watchdog import Watchdog, WorkerLost
+
+LOOK_S = 0.1
+STOPPING = "the server is stopping"
+End = Updated | UpdateRefused
+
+
+class SlotUpdates:
+    """Put in from any thread; taken out by the slot's between two jobs."""
+
+    def __init__(self, *, wake: threading.Event, limit_s: float, is_over: Callable[[], bool]) -> None:
+        """`wake` rouses the slot; a worker that takes longer than `limit_s`, or until `is_over`, is ended."""
+        self._wake, self._limit_s, self._is_over = wake, limit_s, is_over
+        self._waiting: queue.SimpleQueue[tuple[Update, Future[End]]] = queue.SimpleQueue()
+        self._made: tuple[Update, ...] = ()
+        self._before: tuple[Update, ...] = ()  # the last one
+        self.renew = threading.Event()  # the worker has an update that was taken back
+
+    def put(self, update: Update) -> Future[End]:
+        """How it ends; the future never fails."""
+        future: Future[End] = Future()
+        self._waiting.put((update, future))
+        self._wake.set()
+        return future
+
+    def take_back(self) -> None:
+        """Go on with a worker that has not made the last update."""
+        self._made = self._before
+        self.renew.set()
+        self._wake.set()
+
+    def inherit(self, other: SlotUpdates) -> None:
+        """A new slot's first worker makes what the others have made."""
+        self._made = self._before = other._made
+
+    def take(self, watchdog: Watchdog) -> bool:
+        """Make all that wait; False when the worker leaves. Raises WorkerLost."""
+        while not self._waiting.empty():
+            update, future = self._waiting.get()
+            try:
+                end = self._exchange(watchdog, update)
+            except Exception as error:
+                why = str(error) if isinstance(error, WorkerLost) else "internal error"
+                future.set_result(UpdateRefused(update.update_id, why, leaves=True))
+                raise
+            if isinstance(end, Updated) and not update.only_check:
+                self._remember(update)
+            future.set_result(end)
+            if isinstance(end, UpdateRefused) and end.leaves:
+                return False
+        return True
+
+    def repeat(self, watchdog: Watchdog) -> str | None:
+        """Make all that were made, on a new worker; why that cannot be. Raises WorkerLost."""
+        self.renew.clear()
+        for update in self._made:
+            if isinstance(end := self._exchange(watchdog, update), UpdateRefused):
+                return f"the updated weights cannot be had again: {end.message}"
+        return None
+
+    def refuse_all(self) -> None:
+        """The slot ends."""
+        while not self._waiting.empty():
+            update, future = self._waiting.get()
+            future.set_result(UpdateRefused(update.update_id, STOPPING, leaves=True))
+
+    def _remember(self, update: Update) -> None:
+        """A whole checkpoint takes the place of whatever its partition had before."""
+        kept = [m for m in self._made if update.tensors is not None or m.partition != update.partition]
+        self._before, self._made = self._made, (*kept, update)
+
+    def _exchange(self, watchdog: Watchdog, update: Update) -> End:
+        watchdog.send(update)
+        deadline = time.monotonic() + self._limit_s
+        while True:
+            message = watchdog.receive(LOOK_S)
+            if isinstance(message, Updated | UpdateRefused) and message.update_id == update.update_id:
+                return message
+            if self._is_over() or time.monotonic() > deadline:
+                watchdog.worker.end()
+                late = f"the new weights were not there within {self._limit_s:g} s"
+                raise WorkerLost(STOPPING if self._is_over() else late)

@@ -1,0 +1,1 @@
+"""The two demo checkpoints: trained, and random for tests."""

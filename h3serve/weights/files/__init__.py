@@ -1,0 +1,1 @@
+"""Checkpoint folders and safetensors files: names, shapes, bytes."""

@@ -1,0 +1,126 @@
+"""A few known values per component, kept beside the weights in `h3serve.json`.
+
+They tell what random or trained weights alone cannot: that rows are in the right order and that a
+partition holds its own weights. `record.py` writes them for a checkpoint that is known to be good.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from h3serve.core.errors import CheckpointError
+from h3serve.core.geometry import SizeRules
+from h3serve.models.key_map import KeyMap, Reorder, swap_halves
+from h3serve.weights.files.tensor_index import read_json
+
+FILE = "h3serve.json"
+SCHEMA_VERSION = 1
+COLUMNS = 4  # values taken of each row
+
+# Fused tensors first: their row order is what can go wrong.
+PROBED: dict[str, tuple[str, ...]] = {
+    "transformer": (
+        "transformer.blocks.0.attn.qkv_proj.weight",
+        "transformer.blocks.0.mlp.fc1.weight",
+        "transformer.token_refiner.blocks.0.attn.qkv_proj.weight",
+        "transformer.token_refiner.blocks.0.mlp.fc1.weight",
+        "transformer.final_layer.video_out.weight",
+    ),
+    "text_encoder": ("model.language_model.layers.49.self_attn.o_proj.weight", "model.visual.pos_embed.weight"),
+    "video_vae": (
+        "decoder.transformer_blocks.0.attn.to_qkv.weight",
+        "decoder.transformer_blocks.0.attn.to_qkv.bias",
+        "decoder.transformer_blocks.0.ff.w1.weight",
+        "decoder.transformer_blocks.0.ff.w1.bias",
+        "quant_conv.weight",
+    ),
+    "audio_vae": ("decoder.conv_pre.weight_v", "pre_block.attn.qkv.weight"),
+}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Leading values of a few rows of one tensor, in our row order."""
+
+    rows: tuple[int, ...]
+    values: tuple[tuple[float, ...], ...]  # float32, exact
+
+    @classmethod
+    def take(cls, tensor: torch.Tensor) -> Probe:
+        """Rows spread over the thirds and halves of a tensor, where fused parts begin."""
+        count = len(tensor)
+        rows = tuple(sorted({0, 1, count // 3, count // 2, 2 * count // 3, count - 1} & set(range(count))))
+        return cls(rows, tuple(tuple(row) for row in _head(tensor, rows).float().tolist()))
+
+    def matches(self, tensor: torch.Tensor, at: Reorder | None = None) -> bool:
+        """Whether a tensor holds these values, in its own dtype; `at` is applied to its rows first."""
+        rows: list[int] = list(self.rows)
+        if at is not None:
+            rows = at(torch.arange(len(tensor)))[rows].tolist()
+        expected = torch.tensor(self.values, dtype=torch.float32).to(tensor.dtype)
+        return bool(torch.equal(_head(tensor, rows), expected))
+
+
+Probes = Mapping[str, Probe]  # by our tensor name
+
+
+def fault(name: str, probe: Probe, tensor: torch.Tensor, original: KeyMap) -> str | None:
+    """None if the tensor holds the probe, else which mistake explains what it holds."""
+    if probe.matches(tensor):
+        return None
+    entry = next(entry for entry in original.entries if entry.target == name)
+    if entry.reorder and probe.matches(tensor, entry.reorder):
+        return "its QKV rows are grouped per head where stacked ones were expected"
+    if entry.restore and probe.matches(tensor, entry.restore):
+        return "its QKV rows are stacked where rows grouped per head were expected"
+    if len(tensor) % 2 == 0 and probe.matches(tensor, swap_halves):
+        return "its gate and up halves are exchanged"
+    return "it holds other values than were recorded"
+
+
+def read_probes(folder: Path) -> dict[str, Probes]:
+    """What `h3serve.json` of a partition's folder says, by `key`; empty if there is none."""
+    file = folder / FILE
+    if not file.is_file():
+        return {}
+    record = read_json(file)
+    if record.get("schema_version") != SCHEMA_VERSION:
+        raise CheckpointError(f"{file}: schema_version must be {SCHEMA_VERSION}")
+    try:
+        return {
+            component: {name: _parse(probe) for name, probe in probes.items()}
+            for component, probes in record["probes"].items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise CheckpointError(f"{file}: its probes are damaged") from None
+
+
+def write_probes(folder: Path, probes: Mapping[str, Probes], rules: SizeRules) -> None:
+    """Write `h3serve.json` of a partition's folder; `size_rules.py` reads the rules back."""
+    record = {
+        component: {name: {"rows": probe.rows, "values": probe.values} for name, probe in named.items()}
+        for component, named in probes.items()
+    }
+    value = {"schema_version": SCHEMA_VERSION, "size_rules": asdict(rules), "probes": record}
+    (folder / FILE).write_text(json.dumps(value, indent=1) + "\n")
+
+
+def key(component: str, partition: str) -> str:
+    """Under which name a component's probes are kept; only the transformers differ by partition."""
+    return f"transformer/{partition}" if component == "transformer" else component
+
+
+def _parse(probe: Any) -> Probe:
+    rows, values = probe["rows"], probe["values"]
+    return Probe(tuple(map(int, rows)), tuple(tuple(map(float, row)) for row in values))
+
+
+def _head(tensor: torch.Tensor, rows: list[int] | tuple[int, ...]) -> torch.Tensor:
+    picked = tensor[list(rows)]
+    return picked.reshape(len(picked), -1)[:, :COLUMNS].cpu()
