@@ -69,7 +69,7 @@ WRONG = [
     ("conditions[0].frame_index", fl2va({**FIRST, "frame_index": 60})),
     ("conditions[0].frame_index", fl2va({**FIRST, "frame_index": None})),
     ("conditions[0].type", fl2va({**FIRST, "type": "video"})),
-    ("conditions[1].uri", fl2va(FIRST, {**LAST, "uri": ""})),
+    *(("conditions[1].uri", fl2va(FIRST, {**LAST, "uri": blank})) for blank in ("", " ", "\n")),
     ("conditions[0].uri", fl2va({**FIRST, "uri": None})),
     ("conditions[0].strength", fl2va({**FIRST, "strength": 1})),
     ("conditions", ref2va()),
