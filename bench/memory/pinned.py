@@ -14,7 +14,7 @@ from torch import nn
 from bench.memory.run import Mark, Run, between
 from h3serve.runtime.offload.block_streaming import empty, install
 from h3serve.runtime.offload.memory_buffers import Flat
-from h3serve.runtime.offload.placement import Streaming, Visiting, blocks_of, from_host
+from h3serve.runtime.offload.placement import OffloadedNetwork, Streaming, blocks_of, from_host
 from h3serve.runtime.offload.weight_store import HostStore, Store
 
 
@@ -64,6 +64,8 @@ def to_pinned(run: Run, network: nn.Module, name: str, distinct: int | None) -> 
     return TimedStore(run, store)
 
 
-def visiting(run: Run, network: nn.Module, name: str, store: Store, how: Streaming | None) -> Visiting[nn.Module]:
+def visiting(
+    run: Run, network: nn.Module, name: str, store: Store, how: Streaming | None
+) -> OffloadedNetwork[nn.Module]:
     """The network over its store, streamed as `how` says, or whole."""
-    return Visiting(network, store, blocks_of(network, name), device=run.device, stream=how)
+    return OffloadedNetwork(network, store, blocks_of(network, name), device=run.device, stream=how)

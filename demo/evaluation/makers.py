@@ -14,7 +14,7 @@ from demo.evaluation.rows import Case
 from demo.world import render, synthesize
 from h3serve import Generator
 from h3serve.models.video_vae.video_vae import to_uint8
-from h3serve.pipeline.encode import encode_frames, encode_wave
+from h3serve.pipeline.encode import encode_audio, encode_frames
 
 Clip = tuple[Any, Any]  # uint8 [F,H,W,3], float32 [2,n]
 
@@ -65,5 +65,5 @@ class Engine:
         engine, (video, audio) = self.generator.engine, truth(case)
         moments = encode_frames(engine, video)
         latents = engine.video_vae.sample(moments, torch.zeros_like(moments.mean))
-        sound = engine.audio_vae.decode(encode_wave(engine, audio))
+        sound = engine.audio_vae.decode(encode_audio(engine, audio))
         return to_uint8(engine.video_vae.decode_all(latents)).cpu().numpy(), sound.cpu().numpy()

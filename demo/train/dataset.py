@@ -25,7 +25,7 @@ from demo.world.tasks import KEYFRAMES, Example
 from h3serve.core.encoder_tokens import SAMPLE_STEP
 from h3serve.models.text_encoder.text_encoder import TextEncoder
 from h3serve.models.text_encoder.tokenizer import Tokenizer
-from h3serve.models.text_encoder.vision_patches import clip_grid, picture_grid
+from h3serve.models.text_encoder.vision_patches import image_grid, video_grid
 
 PIXELS = {"cuda": 400_000, "cpu": 20_000}  # of one frame of all clips of a portion together
 SEEDS = 64  # at most, of a portion
@@ -126,12 +126,12 @@ class Maker:
         return self._joined(parts, len(examples))
 
     def _picture(self, frames: Tensor) -> dict[str, Any]:
-        grid = picture_grid(frames.shape[3], frames.shape[2])
+        grid = image_grid(frames.shape[3], frames.shape[2])
         return self._seen(frames, frames, grid)
 
     def _clip(self, frames: Tensor) -> dict[str, Any]:
         shown = frames[:, ::SAMPLE_STEP]
-        return self._seen(frames, shown, clip_grid(shown.shape[1], frames.shape[3], frames.shape[2]))
+        return self._seen(frames, shown, video_grid(shown.shape[1], frames.shape[3], frames.shape[2]))
 
     def _seen(self, frames: Tensor, shown: Tensor, grid: tuple[int, int, int]) -> dict[str, Any]:
         features, deep = see(self.text_encoder, patches_of(shown, grid), grid)

@@ -15,7 +15,7 @@ from h3serve.core.segments import Segment
 from h3serve.models.text_encoder.text_encoder import IMAGE, TEXT, VIDEO, mrope_positions
 from h3serve.models.text_encoder.tokenizer import Tokenizer
 from h3serve.pipeline.packing import PackedLayout, pack
-from h3serve.pipeline.prompt_builder import Shown, ShownPicture, ShownVideo, present
+from h3serve.pipeline.prompt_builder import Shown, ShownImage, ShownVideo, present
 
 Ints = NDArray[np.int64]
 
@@ -76,14 +76,14 @@ def make_form(
     )
 
 
-def blank_picture(size: tuple[int, int]) -> ShownPicture:
+def blank_picture(size: tuple[int, int]) -> ShownImage:
     """A picture of this width and height."""
-    return ShownPicture(np.zeros((size[1], size[0], 3), np.uint8))
+    return ShownImage(np.zeros((size[1], size[0], 3), np.uint8))
 
 
-def blank_clip(size: tuple[int, int], frames: int, *, has_sound: bool) -> ShownVideo:
+def blank_clip(size: tuple[int, int], frames: int, *, has_audio: bool) -> ShownVideo:
     """A clip of this width and height."""
-    return ShownVideo(np.zeros((frames, size[1], size[0], 3), np.uint8), has_sound)
+    return ShownVideo(np.zeros((frames, size[1], size[0], 3), np.uint8), has_audio)
 
 
 __all__ = ["IMAGE", "VIDEO", "Form", "blank_clip", "blank_picture", "make_form"]

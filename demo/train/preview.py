@@ -19,7 +19,7 @@ from h3serve.core.limits import DEFAULT_AUDIO_CONDITION_LEVEL, DEFAULT_VISUAL_CO
 from h3serve.models.video_vae.video_vae import to_uint8
 from h3serve.pipeline.conditions import ConditionRows, mix
 from h3serve.pipeline.denoise import denoise
-from h3serve.pipeline.intermediates import Kept
+from h3serve.pipeline.intermediates import Intermediates
 from h3serve.pipeline.noise import draw, latent_shape
 from h3serve.pipeline.packing import pack
 from h3serve.pipeline.predict import all_step_times, make_predict, prepare_static
@@ -59,7 +59,7 @@ def sample(trainee: Trainee, bucket: Bucket, number: int, *, seed: int = 0, step
     times = all_step_times(schedules, layout, LEVELS)
     with Direct(trainee.denoiser.modulation).schedule([t.values for t in times]) as scheduled:
         conditions = ConditionRows(video, audio)
-        predict = make_predict(transformer, scheduled, static, conditions, layout, times, Kept.of(()))
+        predict = make_predict(transformer, scheduled, static, conditions, layout, times, Intermediates.of(()))
         start = video_to_rows(noise.video.to(device)), noise.audio.to(device)
         return Drawn(*denoise(predict, start, schedules, lambda *_: None))
 

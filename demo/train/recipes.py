@@ -101,7 +101,7 @@ def form_of(kind: str, example: Example, tokenizer: Tokenizer) -> Form:
             shown.append(blank_picture(scene.canvas))
             given.append(segments.picture(scene.canvas))
         elif reference.kind == "clip":
-            shown.append(blank_clip(scene.canvas, scene.frames, has_sound=True))
+            shown.append(blank_clip(scene.canvas, scene.frames, has_audio=True))
             given.append(segments.clip(scene.canvas, scene.frames, scene.samples))
         else:
             shown.append(ShownAudio())

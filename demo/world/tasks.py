@@ -16,7 +16,7 @@ from demo.world.names import CLIP_FRAMES, FPS, MATERIALS, PICTURE_CANVAS, PITCHE
 from demo.world.sample import sample_motion, sample_scene
 from demo.world.scene import Scene, Thing
 from demo.world.sound import synthesize
-from h3serve.core.geometry import reference_clip_size
+from h3serve.core.geometry import reference_video_size
 from h3serve.weights.demo.demo_sizes import SIZE_RULES
 
 KEYFRAMES: dict[str, tuple[int, ...]] = {"first": (0,), "last": (-1,), "both": (0, -1)}
@@ -119,7 +119,7 @@ def _picture_sound(seed: int, canvas: Size, frames: int) -> Example:
 def _motion(seed: int, canvas: Size, frames: int) -> Example:
     """The motion of a clip for another thing."""
     random, motion = Random(seed), _single(seed, CLIP_FRAMES)
-    size = reference_clip_size(1.0, SIZE_RULES)
+    size = reference_video_size(1.0, SIZE_RULES)
     other = sample_scene(seed + 3_000_003, canvas=size, frames=CLIP_FRAMES, motion=motion)
     scene = sample_scene(seed, canvas=canvas, frames=frames, motion=motion)
     name = describe(scene.things[0], random, with_size=motion.kind != "grow")
@@ -142,7 +142,7 @@ def _continue(seed: int, canvas: Size, frames: int) -> Example:
     whole = sample_scene(seed, canvas=canvas, frames=CLIP_FRAMES + frames, motion=kind)
     motion = _crossing(whole.motion, random, cut)
     target = replace(whole, motion=motion, frames=frames, offset_s=cut)
-    size = reference_clip_size(canvas[0] / canvas[1], SIZE_RULES)
+    size = reference_video_size(canvas[0] / canvas[1], SIZE_RULES)
     shown = replace(whole, motion=motion, frames=CLIP_FRAMES, canvas=size)
     return Example("continue", target, _go_on(target, random), references=(Reference("clip", shown),))
 

@@ -14,8 +14,8 @@ DELIMITERS = 2  # <|vision_start|> and <|vision_end|> around every block
 SAMPLE_STEP = 12  # 24 fps -> 2 fps
 FRAMES_PER_BLOCK = 2
 MIN_SAMPLED_FRAMES = 2
-PICTURE_PIXELS = (65_536, 16_777_216)  # smallest and largest area
-CLIP_PIXELS = (4_096, 25_165_824)  # smallest and largest frames * area
+IMAGE_PIXELS = (65_536, 16_777_216)  # smallest and largest area
+VIDEO_PIXELS = (4_096, 25_165_824)  # smallest and largest frames * area
 
 
 class Size(NamedTuple):
@@ -32,9 +32,9 @@ class VideoBlocks(NamedTuple):
     tokens: int
 
 
-def picture_size(width: int, height: int) -> Size:
+def image_size(width: int, height: int) -> Size:
     """The size at which the encoder sees a picture of `width` x `height` pixels (7.4)."""
-    return _fit(width, height, frames=1, counted=1, limits=PICTURE_PIXELS)
+    return _fit(width, height, frames=1, counted=1, limits=IMAGE_PIXELS)
 
 
 def sampled_frames(frames: int) -> int:
@@ -42,25 +42,25 @@ def sampled_frames(frames: int) -> int:
     return -(-frames // SAMPLE_STEP)
 
 
-def clip_size(frames: int, width: int, height: int) -> Size:
+def video_size(frames: int, width: int, height: int) -> Size:
     """The size at which the encoder sees `frames` already sampled frames (7.5).
 
     The budget counts frames rounded to even, half to even, and there is no cap per frame.
     """
     assert frames >= MIN_SAMPLED_FRAMES and min(width, height) >= SQUARE
     counted = round(frames / FRAMES_PER_BLOCK) * FRAMES_PER_BLOCK
-    return _fit(width, height, frames=frames, counted=counted, limits=CLIP_PIXELS)
+    return _fit(width, height, frames=frames, counted=counted, limits=VIDEO_PIXELS)
 
 
 def vision_tokens(width: int, height: int) -> int:
     """Tokens of the vision block of a `width` x `height` picture, both delimiters included."""
-    return _squares(picture_size(width, height)) + DELIMITERS
+    return _squares(image_size(width, height)) + DELIMITERS
 
 
 def video_blocks(frames: int, width: int, height: int) -> VideoBlocks:
     """The vision blocks of a clip of `frames` frames at 24 fps; timestamps are not counted."""
     sampled = sampled_frames(frames)
-    tokens = _squares(clip_size(sampled, width, height)) + DELIMITERS
+    tokens = _squares(video_size(sampled, width, height)) + DELIMITERS
     return VideoBlocks(-(-sampled // FRAMES_PER_BLOCK), tokens)
 
 

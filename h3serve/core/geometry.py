@@ -87,7 +87,7 @@ def canvas_size(ratio: float, short_edge: int, rules: SizeRules = RELEASED_SIZES
     return _nearest_32(width), _nearest_32(height)
 
 
-def reference_picture_size(size: Size, mode: str, canvas: Size, rules: SizeRules = RELEASED_SIZES) -> Size:
+def reference_image_size(size: Size, mode: str, canvas: Size, rules: SizeRules = RELEASED_SIZES) -> Size:
     """(width, height) of an image reference in mode `diffusers`, `max` or `match` (spec 8.5)."""
     width, height = size
     scale = rules.picture_short_edge / min(width, height)
@@ -98,7 +98,7 @@ def reference_picture_size(size: Size, mode: str, canvas: Size, rules: SizeRules
     return _nearest_32(width * scale), _nearest_32(height * scale)
 
 
-def reference_clip_size(ratio: float, rules: SizeRules = RELEASED_SIZES) -> Size:
+def reference_video_size(ratio: float, rules: SizeRules = RELEASED_SIZES) -> Size:
     """Canvas of a reference clip: its own aspect at its own short edge, whatever the target is (spec 8.6)."""
     return canvas_size(ratio, rules.clip_short_edge, rules)
 

@@ -24,7 +24,7 @@ class MediaProbe:
     """One picture, clip or sound as a viewer meets it: rotation and pixel aspect are already applied.
 
     `width`, `height` are display pixels (0 for sound); `seconds` is the length of the video stream, or of
-    the sound where there is no video (0 for a picture); `sound_seconds` the length of its sound.
+    the sound where there is no video (0 for a picture); `audio_seconds` the length of its sound.
     """
 
     kind: MediaKind
@@ -32,8 +32,8 @@ class MediaProbe:
     height: int = 0
     seconds: float = 0.0
     fps: float | None = None  # average, None where the container does not say
-    has_sound: bool = False
-    sound_seconds: float = 0.0
+    has_audio: bool = False
+    audio_seconds: float = 0.0
     num_bytes: int = 0
     skipped_seconds: float = 0.0  # at the beginning, left out: they lean on frames that were cut off
 
@@ -75,7 +75,7 @@ def seconds_used(condition: Condition, probe: MediaProbe) -> float:
 
 
 def _length(condition: Condition, probe: MediaProbe) -> float:
-    return probe.sound_seconds if condition.type == "audio" else probe.seconds
+    return probe.audio_seconds if condition.type == "audio" else probe.seconds
 
 
 def _of_references(request: GenerationRequest, probes: Sequence[MediaProbe]) -> list[MediaProbe]:
@@ -84,10 +84,10 @@ def _of_references(request: GenerationRequest, probes: Sequence[MediaProbe]) -> 
 
 def _check_kind(condition: Condition, probe: MediaProbe, field: str) -> None:
     wanted = _KIND_OF[condition.type]
-    if probe.kind != wanted and not (wanted == "audio" and probe.has_sound):
+    if probe.kind != wanted and not (wanted == "audio" and probe.has_audio):
         meant = "; save the one frame that is meant as a picture" if (wanted, probe.kind) == ("image", "video") else ""
         raise MediaError(f"{field}.type", condition.type, f"the file is of kind {probe.kind}{meant}")
-    if condition.type in ("audio", "video_audio") and not probe.has_sound:
+    if condition.type in ("audio", "video_audio") and not probe.has_audio:
         raise MediaError(f"{field}.type", condition.type, "the file has no sound")
 
 
@@ -98,7 +98,7 @@ def _check_reference(condition: Condition, probe: MediaProbe, field: str, limits
         return
     start = condition.start_time_seconds
     length = _length(condition, probe)
-    sound_ends = condition.type == "video_audio" and start is not None and start >= probe.sound_seconds
+    sound_ends = condition.type == "video_audio" and start is not None and start >= probe.audio_seconds
     if start is not None and (start >= length or sound_ends):
         raise RequestError(f"{field}.start_time_seconds", start, f"below the length, {length:.2f} s")
     used = length - (start or 0.0)

@@ -164,8 +164,8 @@ def _duration(request: GenerationRequest, probes: Sequence[MediaProbe], limits: 
     if asked is not None:
         return asked
     index, condition, probe = next((i, c, p) for i, c, p in _numbered(request, probes) if c.type in _SOUND_BEARING)
-    seconds = round(probe.sound_seconds - (condition.start_time_seconds or 0.0), 6)  # 6.1 - 2.1 is 4
-    if not probe.has_sound:
+    seconds = round(probe.audio_seconds - (condition.start_time_seconds or 0.0), 6)  # 6.1 - 2.1 is 4
+    if not probe.has_audio:
         raise RequestError(f"conditions[{index}]", "no sound", "target.duration_seconds is required without a sound")
     if not limits.min_seconds <= seconds <= limits.max_seconds:
         allowed = f"the length of the sound sets the target's: {limits.min_seconds:g} to {limits.max_seconds:g} s"
@@ -187,14 +187,14 @@ def _reference(
 ) -> Segment:
     if condition.type == "image":
         size = (probe.width, probe.height)
-        return segments.picture(geometry.reference_picture_size(size, request.reference_resize_mode, canvas, rules))
+        return segments.picture(geometry.reference_image_size(size, request.reference_resize_mode, canvas, rules))
     start = condition.start_time_seconds or 0.0
-    sound = min(probe.sound_seconds - start, frames / FPS) if probe.has_sound else 0.0
+    sound = min(probe.audio_seconds - start, frames / FPS) if probe.has_audio else 0.0
     samples = max(0, round(sound * SAMPLE_RATE))
     if condition.type == "audio":
         return segments.sound(samples)
     clip_frames = min(frames, round(seconds_used(condition, probe) * FPS))
-    return segments.clip(geometry.reference_clip_size(probe.ratio, rules), clip_frames, samples)
+    return segments.clip(geometry.reference_video_size(probe.ratio, rules), clip_frames, samples)
 
 
 def _shown_tokens(

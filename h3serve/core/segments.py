@@ -65,12 +65,12 @@ def picture(size: Size) -> Segment:
 
 def clip(size: Size, frames: int, samples: int) -> Segment:
     """A video reference of `frames` frames at 24 fps and `samples` of sound at 32 kHz (0: silent)."""
-    return Segment("clip", size, latent_frames(reference_frames(frames)), sound_latents(samples))
+    return Segment("clip", size, latent_frames(reference_frames(frames)), audio_latents_of(samples))
 
 
 def sound(samples: int) -> Segment:
     """An audio reference of `samples` at 32 kHz."""
-    return Segment("sound", audio_latents=sound_latents(samples))
+    return Segment("sound", audio_latents=audio_latents_of(samples))
 
 
 def target(canvas: Size, frames: int) -> Segment:
@@ -78,6 +78,6 @@ def target(canvas: Size, frames: int) -> Segment:
     return Segment("target", canvas, latent_frames(frames), audio_latents(frames))
 
 
-def sound_latents(samples: int) -> int:
+def audio_latents_of(samples: int) -> int:
     """Latents of `samples` at 32 kHz: the encoder pads to a whole hop of 800."""
     return -(-samples // SAMPLES_PER_AUDIO_LATENT)

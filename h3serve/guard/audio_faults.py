@@ -10,7 +10,7 @@ import numpy as np
 from h3serve.guard.audio_metrics import level_dbfs
 from h3serve.guard.metric import Figure, at_least, at_most
 from h3serve.guard.pcm import Wave
-from h3serve.guard.thresholds import SoundLimits
+from h3serve.guard.thresholds import AudioLimits
 
 CLIPPED = 0.999  # of full scale
 CLIPPED_RUN = 3  # samples in a row: a single peak at full scale is not clipping
@@ -24,7 +24,7 @@ def clipped_share(sound: Wave) -> float:
     return float(runs[runs >= CLIPPED_RUN].sum() / sound.size) if sound.size else 0.0
 
 
-def check_sound(sound: Wave, rate: int, video_seconds: float, *, limits: SoundLimits) -> list[Figure]:
+def check_audio(sound: Wave, rate: int, video_seconds: float, *, limits: AudioLimits) -> list[Figure]:
     """Figures of float32 [channels, n] at its own `rate`, beside a video of `video_seconds`."""
     finite = bool(np.isfinite(sound).all())
     drift = abs(sound.shape[-1] / rate - video_seconds)
@@ -35,7 +35,7 @@ def check_sound(sound: Wave, rate: int, video_seconds: float, *, limits: SoundLi
     ]
 
 
-def check_container(path: Path, *, limits: SoundLimits) -> list[Figure]:
+def check_container(path: Path, *, limits: AudioLimits) -> list[Figure]:
     """Figures of a written file: an audio stream with rate, channels and duration, and its drift."""
     try:
         with av.open(str(path)) as container:
@@ -45,7 +45,7 @@ def check_container(path: Path, *, limits: SoundLimits) -> list[Figure]:
         return [at_least("audio streams", None, 1, where="the file cannot be opened")]
 
 
-def _stream_figures(container: av.container.InputContainer, limits: SoundLimits) -> list[Figure]:
+def _stream_figures(container: av.container.InputContainer, limits: AudioLimits) -> list[Figure]:
     audio = container.streams.audio[0]
     seconds = _seconds(audio)
     pictures = _seconds(container.streams.video[0]) if container.streams.video else None

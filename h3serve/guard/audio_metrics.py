@@ -8,7 +8,7 @@ import numpy as np
 
 from h3serve.guard.metric import Figure, at_least, at_most
 from h3serve.guard.pcm import RATE, Wave
-from h3serve.guard.thresholds import SoundLimits
+from h3serve.guard.thresholds import AudioLimits
 
 LAG_REACH = int(0.050 * RATE)  # samples either way in which the waveforms may be aligned
 SILENT_DBFS = -80.0  # two channels below this agree, whatever their waveforms
@@ -67,7 +67,7 @@ def spectral_similarity(truth: Wave, sound: Wave) -> float:
     return float((a * b).sum() / norm) if norm else 0.0
 
 
-def compare_sound(truth: Wave, sound: Wave, *, limits: SoundLimits) -> list[Figure]:
+def compare_audio(truth: Wave, sound: Wave, *, limits: AudioLimits) -> list[Figure]:
     """Figures of `sound` against `truth`, of the mono mix and then per channel.
 
     Channels are aligned by the mono mix's lag, so that a delay between channels shows.
@@ -90,7 +90,7 @@ def compare_sound(truth: Wave, sound: Wave, *, limits: SoundLimits) -> list[Figu
     ]
 
 
-def _channel_figures(truth: Wave, sound: Wave, limits: SoundLimits) -> list[Figure]:
+def _channel_figures(truth: Wave, sound: Wave, limits: AudioLimits) -> list[Figure]:
     fits = [correlation(a, b) for a, b in zip(truth, sound, strict=True)]
     before, after = ([level_dbfs(channel) for channel in wave] for wave in (truth, sound))
     changes = [abs(b - a) for a, b in zip(before, after, strict=True)]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from h3serve.core.geometry import FPS, SAMPLE_RATE
-from h3serve.guard.audio_faults import check_container, check_sound
-from h3serve.guard.audio_metrics import compare_sound
+from h3serve.guard.audio_faults import check_audio, check_container
+from h3serve.guard.audio_metrics import compare_audio
 from h3serve.guard.cases import Case
 from h3serve.guard.image_metrics import Frame, Similarity, compare_frames, sample_indices
 from h3serve.guard.metric import Figure, at_least
@@ -37,8 +37,8 @@ def judge(case: Case, made: Made, truth: Clip | None, *, clip: Similarity | None
         figures += _frame_figures(case, made.video, truth, clip)
     if "sound" in case.checks:
         if truth:
-            figures += compare_sound(truth.pcm, to_pcm(made.audio, SAMPLE_RATE), limits=limits.sound)
-        figures += check_sound(made.audio, SAMPLE_RATE, len(made.video) / FPS, limits=limits.sound)
+            figures += compare_audio(truth.pcm, to_pcm(made.audio, SAMPLE_RATE), limits=limits.sound)
+        figures += check_audio(made.audio, SAMPLE_RATE, len(made.video) / FPS, limits=limits.sound)
     if "container" in case.checks:
         figures += check_container(made.file, limits=limits.sound)
     return figures

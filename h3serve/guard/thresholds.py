@@ -25,7 +25,7 @@ class FrameLimits(_Limits):
     lag_frames: int = 0
 
 
-class SoundLimits(_Limits):
+class AudioLimits(_Limits):
     """Agreement with the ground truth, then what any sound must hold on its own."""
 
     spectral_similarity: float = 0.95
@@ -70,6 +70,6 @@ class Thresholds(_Limits):
     """The limits of one case; `time` None means the run kind's own."""
 
     frames: FrameLimits = Field(default_factory=FrameLimits)
-    sound: SoundLimits = Field(default_factory=SoundLimits)
+    sound: AudioLimits = Field(default_factory=AudioLimits)
     memory: MemoryLimits = Field(default_factory=MemoryLimits)
     time: TimeLimits | None = None

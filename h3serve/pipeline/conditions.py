@@ -13,9 +13,9 @@ from torch import Tensor
 from h3serve.core.geometry import reference_frames
 from h3serve.core.segments import Segment
 from h3serve.models.video_vae.video_vae import Moments
-from h3serve.pipeline.encode import encode_frames, encode_wave
+from h3serve.pipeline.encode import encode_audio, encode_frames
 from h3serve.pipeline.engine import Engine
-from h3serve.pipeline.intermediates import Kept
+from h3serve.pipeline.intermediates import Intermediates
 from h3serve.pipeline.noise import Noise
 from h3serve.pipeline.rows import video_to_rows
 
@@ -46,7 +46,7 @@ def encode_conditions(
     noise: Noise,
     *,
     levels: tuple[float, float],
-    kept: Kept,
+    kept: Intermediates,
     between: Callable[[], None] = lambda: None,
 ) -> ConditionRows:
     """Encodes every condition and mixes in its noise: level * clean + (1 - level) * noise, once.
@@ -59,7 +59,7 @@ def encode_conditions(
     for item in prepared:
         between()
         if item.wave is not None:
-            rows = encode_wave(engine, item.wave, between)
+            rows = encode_audio(engine, item.wave, between)
             number = len(audio) - 1
             kept.put("conditions", **{f"condition_audio{number}": rows})
             audio.append(mix(rows, noise.sounds[number].to(device), levels[1]))
@@ -82,7 +82,7 @@ def mix(clean: Tensor, noise: Tensor, level: float) -> Tensor:
     return float(weight) * clean + float(1 - weight) * noise
 
 
-def _sample(moments: Moments, engine: Engine, noise: Tensor, number: int, kept: Kept) -> Tensor:
+def _sample(moments: Moments, engine: Engine, noise: Tensor, number: int, kept: Intermediates) -> Tensor:
     latents = engine.video_vae.sample(moments, noise.to(engine.device))
     mean, logvar = moments
     kept.put("conditions", **{f"posterior_mean{number}": mean, f"posterior_logvar{number}": logvar})

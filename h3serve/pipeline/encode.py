@@ -48,7 +48,7 @@ def encode_frames(engine: Engine, frames: NDArray[np.uint8], between: Between = 
     return Moments(held["mean"].to(engine.device), held["logvar"].to(engine.device))
 
 
-def encode_wave(engine: Engine, wave: NDArray[np.float32], between: Between = _never) -> Tensor:
+def encode_audio(engine: Engine, wave: NDArray[np.float32], between: Between = _never) -> Tensor:
     """Rows of float32 [2, n] at 32 kHz, on the device."""
 
     def make() -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ from h3serve.runtime.loading import How, build_tiers, place
 from h3serve.runtime.machine import has_float8_units, make_current
 from h3serve.runtime.memory_meter import PeakMeter
 from h3serve.runtime.offload.network_sizes import choose_for, held_as
-from h3serve.runtime.offload.placement import Placement, Visiting
+from h3serve.runtime.offload.placement import OffloadedNetwork, Placement
 from h3serve.runtime.offload.residency import Choice, capacity_of, staying_beside
 from h3serve.runtime.parallel.sharding import ONE, Share
 from h3serve.runtime.weight_updates import Updates
@@ -105,7 +105,7 @@ class Engine:
         """Of a streamed transformer as many blocks stay as there is room for beside `plan`'s work."""
         placement = self.placements.get(self.denoiser(task))
         if self.choice is not None and self.choice.modes["transformer"] == "stream":
-            assert isinstance(placement, Visiting)
+            assert isinstance(placement, OffloadedNetwork)
             placement.keep(staying_beside(self.choice, work_of(plan, tiles=tiles_of(self.video_vae))))
 
     def on_device(self, network: nn.Module) -> AbstractContextManager[object]:

@@ -23,7 +23,7 @@ from h3serve.pipeline.engine import Engine, load_engine
 from h3serve.pipeline.generation_progress import Meter, OnProgress
 from h3serve.pipeline.generation_result import GenerationResult
 from h3serve.pipeline.ingest import Ingest
-from h3serve.pipeline.intermediates import Kept
+from h3serve.pipeline.intermediates import Intermediates
 from h3serve.pipeline.noise import Noise, draw, replace
 from h3serve.pipeline.packing import pack
 from h3serve.pipeline.predict import all_step_times, make_predict, prepare_static
@@ -118,7 +118,7 @@ class Generator:
         whatever `on_progress` raises (Cancelled); then there is no output file.
         """
         wanted = parse_request(request)
-        kept = Kept.of(keep)
+        kept = Intermediates.of(keep)
         if output is not None:
             check_output(output)
         self.engine.check_request(wanted)
@@ -139,7 +139,7 @@ class Generator:
         *,
         meter: Meter,
         noise: Mapping[str, Any],
-        kept: Kept,
+        kept: Intermediates,
         output: str | Path | None = None,
     ) -> GenerationResult:
         """The same from prepared media on: `prepared` in packed order, `plan` with their segments."""
@@ -183,7 +183,7 @@ class Generator:
             result.save(output)
         return result
 
-    def _help(self, plan: Plan, latents: steps.Latents, meter: Meter, kept: Kept) -> GenerationResult:
+    def _help(self, plan: Plan, latents: steps.Latents, meter: Meter, kept: Intermediates) -> GenerationResult:
         """A rank that does not lead computes its share of the frames; the result is another's."""
         with meter.stage("decode video"), self.engine.on_device(self.engine.video_vae):
             for _ in self.engine.video_vae.decode(latents.video):
@@ -193,7 +193,12 @@ class Generator:
         return GenerationResult(plan, *nothing, meter.stats(), kept.finished())
 
     def _encode(
-        self, request: GenerationRequest, prepared: Sequence[PreparedCondition], drawn: Noise, meter: Meter, kept: Kept
+        self,
+        request: GenerationRequest,
+        prepared: Sequence[PreparedCondition],
+        drawn: Noise,
+        meter: Meter,
+        kept: Intermediates,
     ) -> Any:
         engine = self.engine
         return encode_conditions(

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from h3serve.core import segments
 from h3serve.core.estimate_work import RELEASED_MODEL, ModelSize
-from h3serve.core.geometry import FPS, RELEASED_SIZES, SizeRules, reference_clip_size
+from h3serve.core.geometry import FPS, RELEASED_SIZES, SizeRules, reference_video_size
 from h3serve.core.limits import LIMITS, Limits
 from h3serve.core.media_probe import MediaProbe, seconds_used
 from h3serve.core.plan import Plan
 from h3serve.core.request import Condition, GenerationRequest
-from h3serve.media.read.audio import load_sound
-from h3serve.media.read.image import load_picture, prepare_keyframe, prepare_reference_picture
+from h3serve.media.read.audio import load_audio
+from h3serve.media.read.image import load_image, prepare_keyframe, prepare_reference_image
 from h3serve.media.read.probe import probe_media
 from h3serve.media.read.video import Frames, decode_clip
 from h3serve.media.sources.media_file import ANYWHERE, MediaFile, SourcePolicy
@@ -71,26 +71,26 @@ class Ingest:
     ) -> PreparedCondition:
         if condition.role == "keyframe":
             first = condition is request.keyframes[0]
-            pixels = prepare_keyframe(load_picture(file), plan.canvas, first=first)
+            pixels = prepare_keyframe(load_image(file), plan.canvas, first=first)
             return PreparedCondition(segments.keyframe(plan.canvas, is_last=condition.frame_index == -1), pixels[None])
         if condition.type == "image":
-            pixels = prepare_reference_picture(
-                load_picture(file), request.reference_resize_mode, plan.canvas, field=file.field, rules=self.rules
+            pixels = prepare_reference_image(
+                load_image(file), request.reference_resize_mode, plan.canvas, field=file.field, rules=self.rules
             )
             return PreparedCondition(segments.picture((pixels.shape[1], pixels.shape[0])), pixels[None])
         if condition.type == "audio":
-            wave = load_sound(file, min(probe.sound_seconds, plan.seconds))
+            wave = load_audio(file, min(probe.audio_seconds, plan.seconds))
             return PreparedCondition(segments.sound(wave.shape[1]), wave=wave)
         return self._clip(condition, file, probe, plan)
 
     def _clip(self, condition: Condition, file: MediaFile, probe: MediaProbe, plan: Plan) -> PreparedCondition:
         start = condition.start_time_seconds or 0.0
-        size = reference_clip_size(probe.ratio, self.rules)
+        size = reference_video_size(probe.ratio, self.rules)
         frames = self.decode(
             file, size, min(plan.frames, round(seconds_used(condition, probe) * FPS)), start_seconds=start
         )
-        heard = min(probe.sound_seconds - start, plan.seconds)
-        wave = load_sound(file, heard, start_seconds=start, soundtrack=True) if probe.has_sound and heard > 0 else None
+        heard = min(probe.audio_seconds - start, plan.seconds)
+        wave = load_audio(file, heard, start_seconds=start, soundtrack=True) if probe.has_audio and heard > 0 else None
         samples = 0 if wave is None else wave.shape[1]
         return PreparedCondition(segments.clip(size, len(frames), samples), frames, wave)
 

@@ -25,7 +25,7 @@ GROUPS = ("text", "positions", "noise", "conditions", "schedule", "steps", "late
 
 
 @dataclass
-class Kept:
+class Intermediates:
     """Collects the arrays of the groups that were asked for; others cost nothing."""
 
     groups: frozenset[str]
@@ -33,12 +33,12 @@ class Kept:
     _steps: dict[str, list[np.ndarray[Any, Any]]] = field(default_factory=dict)
 
     @staticmethod
-    def of(names: Iterable[str]) -> Kept:
+    def of(names: Iterable[str]) -> Intermediates:
         """A collector for these groups; RequestError for an unknown one."""
         wanted = frozenset(names)
         if unknown := sorted(wanted - set(GROUPS)):
             raise RequestError("keep", unknown[0], f"known here are {', '.join(GROUPS)}")
-        return Kept(wanted)
+        return Intermediates(wanted)
 
     def put(self, group: str, **arrays: Any) -> None:
         """Keeps arrays under their names if `group` was asked for."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from h3serve.models.transformer.transformer import StaticInputs, Transformer
 from h3serve.pipeline.conditions import ConditionRows
 from h3serve.pipeline.denoise import Predict
-from h3serve.pipeline.intermediates import Kept
+from h3serve.pipeline.intermediates import Intermediates
 from h3serve.pipeline.packing import PackedLayout
 from h3serve.pipeline.schedule import Schedule, StepTimes, step_times
 from h3serve.runtime.adaln.scheduled_tables import Scheduled
@@ -45,7 +45,7 @@ def make_predict(
     conditions: ConditionRows,
     layout: PackedLayout,
     times: list[StepTimes],
-    kept: Kept,
+    kept: Intermediates,
 ) -> Predict:
     """Binds all that is fixed. Every index is on the device before the loop: no evaluation waits for the host.
 

@@ -18,7 +18,7 @@ from h3serve.core.encoder_tokens import FRAMES_PER_BLOCK, sampled_frames
 from h3serve.core.limits import Task
 from h3serve.models.text_encoder.text_encoder import IMAGE, TEXT, VIDEO, EncoderInput
 from h3serve.models.text_encoder.tokenizer import Tokenizer
-from h3serve.models.text_encoder.vision_patches import MERGE, Grid, clip_patches, picture_patches
+from h3serve.models.text_encoder.vision_patches import MERGE, Grid, image_patches, video_patches
 from h3serve.pipeline.packing import TEXT_TAG, VIDEO_TAG
 
 SAMPLE_FPS = 2
@@ -27,7 +27,7 @@ Pixels = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
-class ShownPicture:
+class ShownImage:
     """A keyframe on the target canvas or an image reference: uint8 `[H, W, 3]`, as the VAE gets it."""
 
     pixels: Pixels
@@ -38,7 +38,7 @@ class ShownVideo:
     """A video reference: uint8 `[F, H, W, 3]` at 24 fps, cut to the target's frames but no shorter."""
 
     frames: Pixels
-    has_sound: bool
+    has_audio: bool
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class ShownAudio:
     """An audio reference: a label is all the encoder learns of it."""
 
 
-Shown = ShownPicture | ShownVideo | ShownAudio
+Shown = ShownImage | ShownVideo | ShownAudio
 
 
 @dataclass(frozen=True, eq=False)
-class Presentation:
+class BuiltPrompt:
     """The encoder's input, and the tag of each of its L rows: int64 `[L]`, 1 text, 0 vision block."""
 
     inputs: EncoderInput
@@ -62,9 +62,9 @@ def present(
     prompt: str,
     tokenizer: Tokenizer,
     *,
-    keyframes: Sequence[ShownPicture] = (),
+    keyframes: Sequence[ShownImage] = (),
     references: Sequence[Shown] = (),
-) -> Presentation:
+) -> BuiltPrompt:
     """The presentation of one request; both sequences in request order.
 
     Keyframes are shown in fl2va only: beside references they stay unseen. The prompt spells out no
@@ -103,16 +103,16 @@ class _Script:
 
     def show(self, item: Shown) -> None:
         match item:
-            case ShownPicture(pixels=pixels):
+            case ShownImage(pixels=pixels):
                 self._label("Picture")
-                self._block(IMAGE, self._keep(IMAGE, *picture_patches(pixels)))
+                self._block(IMAGE, self._keep(IMAGE, *image_patches(pixels)))
             case ShownAudio():
                 self._label("Audio")
-            case ShownVideo(frames=frames, has_sound=has_sound):
-                if has_sound:
+            case ShownVideo(frames=frames, has_audio=has_audio):
+                if has_audio:
                     self._label("Audio")
                 self._label("Video")
-                pads = self._keep(VIDEO, *clip_patches(frames))
+                pads = self._keep(VIDEO, *video_patches(frames))
                 for timestamp in block_timestamps(len(frames)):
                     self.write(self.tokenizer.ids(timestamp))
                     self._block(VIDEO, pads)
@@ -121,14 +121,14 @@ class _Script:
         """Appends text."""
         self._append(ids, [TEXT] * len(ids), TEXT_TAG)
 
-    def finish(self) -> Presentation:
+    def finish(self) -> BuiltPrompt:
         inputs = EncoderInput(
             torch.tensor(self.ids),
             torch.tensor(self.types),
             *self._batched(IMAGE),
             *self._batched(VIDEO),
         )
-        return Presentation(inputs, torch.tensor(self.tags))
+        return BuiltPrompt(inputs, torch.tensor(self.tags))
 
     def _label(self, kind: str) -> None:
         """`<Picture 1>: ` and its like, numbered from 1 per kind."""

@@ -20,7 +20,7 @@ from h3serve.runtime.machine import measure
 from h3serve.runtime.parallel.joint_request import Together
 from h3serve.runtime.parallel.parallel_layout import ShapeChoice, bytes_per_rank, choose_shape, encoder_parts
 from h3serve.runtime.parallel.process_group import Ranks, open_store
-from h3serve.runtime.parallel.rank_launch import Followers
+from h3serve.runtime.parallel.rank_launch import RankProcesses
 from h3serve.runtime.parallel.sharding import RankShare
 from h3serve.runtime.parallel.shared_decode import shared_decode
 from h3serve.weights.formats.opened_component import open_component
@@ -106,7 +106,7 @@ class Alone:
 class Member:
     """One of several ranks; the first one also holds the processes of the others."""
 
-    def __init__(self, ranks: Ranks, followers: Followers | None = None, *, why: str = "") -> None:
+    def __init__(self, ranks: Ranks, followers: RankProcesses | None = None, *, why: str = "") -> None:
         self.ranks, self.followers, self.why = ranks, followers, why
         self.together = Together(ranks)
 
@@ -237,7 +237,7 @@ def lead(settings: EngineSettings, choice: ShapeChoice) -> Member:
     def for_rank(rank: int) -> dict[str, object]:
         return {**arguments, "rank": rank, "device": str(rank_device(settings, rank))}
 
-    followers = Followers(FOLLOWER, for_rank, shape.size)
+    followers = RankProcesses(FOLLOWER, for_rank, shape.size)
     try:
         followers.await_arrival(server)
         ranks = Ranks(0, shape, port=port, device=rank_device(settings, 0), server=server)

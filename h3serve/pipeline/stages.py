@@ -20,11 +20,11 @@ from h3serve.models.text_encoder.tokenizer import Tokenizer
 from h3serve.models.video_vae.video_vae import to_uint8
 from h3serve.pipeline.conditions import ConditionRows, PreparedCondition
 from h3serve.pipeline.generation_progress import Meter
-from h3serve.pipeline.intermediates import Kept
+from h3serve.pipeline.intermediates import Intermediates
 from h3serve.pipeline.mp4_stream import Chunk, streaming_mp4
 from h3serve.pipeline.noise import Noise, latent_shape
 from h3serve.pipeline.packing import PackedLayout
-from h3serve.pipeline.prompt_builder import Presentation, Shown, ShownAudio, ShownPicture, ShownVideo, present
+from h3serve.pipeline.prompt_builder import BuiltPrompt, Shown, ShownAudio, ShownImage, ShownVideo, present
 from h3serve.pipeline.rows import audio_to_latents, rows_to_video
 from h3serve.pipeline.schedule import Schedule, make_schedule
 from h3serve.runtime.offload.copy_to_host import to_host
@@ -38,23 +38,23 @@ class Latents:
     audio: Tensor
 
 
-def shown_conditions(prepared: Sequence[PreparedCondition]) -> tuple[list[ShownPicture], list[Shown]]:
+def shown_conditions(prepared: Sequence[PreparedCondition]) -> tuple[list[ShownImage], list[Shown]]:
     """(keyframes, references) as the text encoder is shown them."""
-    keyframes = [ShownPicture(p.frames[0]) for p in prepared if p.segment.kind == "keyframe" and p.frames is not None]
+    keyframes = [ShownImage(p.frames[0]) for p in prepared if p.segment.kind == "keyframe" and p.frames is not None]
     references: list[Shown] = []
     for item in prepared:
         if item.segment.kind == "sound":
             references.append(ShownAudio())
         elif item.segment.kind == "picture" and item.frames is not None:
-            references.append(ShownPicture(item.frames[0]))
+            references.append(ShownImage(item.frames[0]))
         elif item.segment.kind == "clip" and item.frames is not None:
-            references.append(ShownVideo(item.frames, has_sound=item.wave is not None))
+            references.append(ShownVideo(item.frames, has_audio=item.wave is not None))
     return keyframes, references
 
 
 def present_request(
-    request: GenerationRequest, prepared: Sequence[PreparedCondition], tokenizer: Tokenizer, kept: Kept
-) -> Presentation:
+    request: GenerationRequest, prepared: Sequence[PreparedCondition], tokenizer: Tokenizer, kept: Intermediates
+) -> BuiltPrompt:
     """Token ids, types and tags of the request's presentation."""
     keyframes, references = shown_conditions(prepared)
     shown = present(request.task, request.prompt, tokenizer, keyframes=keyframes, references=references)
@@ -63,7 +63,9 @@ def present_request(
     return shown
 
 
-def make_schedules(request: GenerationRequest, shifts: tuple[float, float], kept: Kept) -> tuple[Schedule, Schedule]:
+def make_schedules(
+    request: GenerationRequest, shifts: tuple[float, float], kept: Intermediates
+) -> tuple[Schedule, Schedule]:
     """(video, audio) schedules: the request's shifts, or else the checkpoint's."""
     count = request.num_inference_steps
     video = make_schedule(count, request.flow_shift or shifts[0], "flow_shift")
@@ -72,7 +74,7 @@ def make_schedules(request: GenerationRequest, shifts: tuple[float, float], kept
     return video, audio
 
 
-def keep_layout(layout: PackedLayout, rows: ConditionRows, kept: Kept) -> None:
+def keep_layout(layout: PackedLayout, rows: ConditionRows, kept: Intermediates) -> None:
     """Keeps the packed layout under the names of `kept.py`."""
     assert len(rows.video) == layout.condition_video_rows and len(rows.audio) == layout.condition_audio_rows
     kept.put(
@@ -87,14 +89,14 @@ def keep_layout(layout: PackedLayout, rows: ConditionRows, kept: Kept) -> None:
     )
 
 
-def keep_noise(noise: Noise, kept: Kept) -> None:
+def keep_noise(noise: Noise, kept: Intermediates) -> None:
     """Keeps every draw."""
     kept.put("noise", noise_video=noise.video, noise_audio=noise.audio)
     kept.put_each("noise", "noise_condition", noise.conditions)
     kept.put_each("noise", "noise_posterior", noise.posterior)
 
 
-def to_latents(rows: tuple[Tensor, Tensor], plan: Plan, kept: Kept) -> Latents:
+def to_latents(rows: tuple[Tensor, Tensor], plan: Plan, kept: Intermediates) -> Latents:
     """Final target rows as latents; OutputError if the model has diverged."""
     for name, values in zip(("video", "audio"), rows, strict=True):
         if not bool(torch.isfinite(values).all()):

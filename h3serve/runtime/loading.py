@@ -29,10 +29,10 @@ from h3serve.runtime.checkpoint_identity import identities_in, maker_of
 from h3serve.runtime.machine import host_memory
 from h3serve.runtime.offload.placement import (
     Mode,
+    OffloadedNetwork,
     Placement,
     Resident,
     Streaming,
-    Visiting,
     from_files,
     from_host,
     held_by,
@@ -119,7 +119,7 @@ class _Progress:
             log.info("%s: %.1f of %.1f GiB, %.2f GiB/s", self._name, done / GIB, self._total / GIB, rate)
 
 
-def _say(name: str, visiting: Visiting[nn.Module], seconds: float) -> None:
+def _say(name: str, visiting: OffloadedNetwork[nn.Module], seconds: float) -> None:
     size = sum(flat.num_bytes for flat in visiting.store.flats) / GIB
     log.info("%s: %.2f GiB in %.1f s, %.2f GiB/s", name, size, seconds, size / seconds)
 
@@ -198,7 +198,7 @@ def _in_files(
     dtype: torch.dtype,
     skip: Callable[[str], bool],
     stream: Streaming | None,
-) -> Visiting[nn.Module]:
+) -> OffloadedNetwork[nn.Module]:
     module = opened.build()
     if isinstance(module, TextEncoder):
         module.reset_buffers(device)

@@ -23,7 +23,7 @@ from h3serve.runtime.adaln.adaln_cache import AdaLN
 from h3serve.runtime.adaln.rebuild import Projections
 from h3serve.runtime.adaln.table_keys import TableShape
 from h3serve.runtime.loading import open_sidecars
-from h3serve.runtime.offload.placement import Placement, Visiting, from_files, held_by
+from h3serve.runtime.offload.placement import OffloadedNetwork, Placement, from_files, held_by
 from h3serve.runtime.offload.weight_store import FileStore
 from h3serve.weights.files.checkpoint_folder import ModelFolder
 from h3serve.weights.files.tensor_index import TensorIndex
@@ -157,7 +157,7 @@ class Updates:
 
     def _reopen(self, source: Source) -> None:
         placement = self.placement
-        assert isinstance(placement, Visiting)
+        assert isinstance(placement, OffloadedNetwork)
         dtype = self._dtype(placement.module)
         opened = from_files(
             placement.module,

@@ -4,10 +4,10 @@ import pytest
 
 from h3serve.core.encoder_tokens import (
     VideoBlocks,
-    clip_size,
-    picture_size,
+    image_size,
     sampled_frames,
     video_blocks,
+    video_size,
     vision_tokens,
 )
 
@@ -27,7 +27,7 @@ from h3serve.core.encoder_tokens import (
     ],
 )
 def test_picture(size: tuple[int, int], seen: tuple[int, int], pads: int) -> None:
-    assert picture_size(*size) == seen
+    assert image_size(*size) == seen
     assert vision_tokens(*size) == pads + 2
 
 
@@ -45,14 +45,14 @@ def test_picture(size: tuple[int, int], seen: tuple[int, int], pads: int) -> Non
 )
 def test_clip(frames: int, sampled: int, seen: tuple[int, int]) -> None:
     assert sampled_frames(frames) == sampled
-    assert clip_size(sampled, 1344, 768) == seen
+    assert video_size(sampled, 1344, 768) == seen
     tokens = seen[0] * seen[1] // 1024 + 2
     assert video_blocks(frames, 1344, 768) == VideoBlocks((sampled + 1) // 2, tokens)
 
 
 def test_small_clip_is_enlarged_to_the_smallest_volume() -> None:
-    assert clip_size(2, 32, 32) == (64, 64)
-    assert clip_size(5, 64, 96) == (64, 96)
+    assert video_size(2, 32, 32) == (64, 64)
+    assert video_size(5, 64, 96) == (64, 96)
 
 
 def test_no_cap_per_frame() -> None:

@@ -54,7 +54,7 @@ def test_reference_clips_round_down(frames: int, kept: int) -> None:
     ],
 )
 def test_reference_picture(size: tuple[int, int], mode: str, expected: tuple[int, int]) -> None:
-    assert g.reference_picture_size(size, mode, (1344, 768)) == expected
+    assert g.reference_image_size(size, mode, (1344, 768)) == expected
 
 
 def test_rows_per_frame() -> None:

@@ -13,8 +13,8 @@ from h3serve.core.request import parse_request
 WIDE = MediaProbe("image", 1920, 1080)
 CLIP = MediaProbe("video", 1344, 768, 124 / 24, 24.0, True, 165334 / 32000)
 SILENT = MediaProbe("video", 1344, 768, 124 / 24, 24.0)
-EIGHT = MediaProbe("audio", seconds=8, has_sound=True, sound_seconds=8)
-SOUND = MediaProbe("audio", seconds=3.0, has_sound=True, sound_seconds=3.0)
+EIGHT = MediaProbe("audio", seconds=8, has_audio=True, audio_seconds=8)
+SOUND = MediaProbe("audio", seconds=3.0, has_audio=True, audio_seconds=3.0)
 
 
 def condition(kind: str, **changes: Any) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def test_auto_canvas_follows_the_first_keyframe() -> None:
 
 
 def test_duration_from_the_one_sound() -> None:
-    six = MediaProbe("audio", seconds=6.0, has_sound=True, sound_seconds=6.0)
+    six = MediaProbe("audio", seconds=6.0, has_audio=True, audio_seconds=6.0)
     assert resolve("ref2va", None, [condition("image"), condition("audio")], [WIDE, six]).frames == 158
     with pytest.raises(RequestError, match=r"conditions\[1\].*3.00 s"):
         resolve("ref2va", None, [condition("image"), condition("audio")], [WIDE, SOUND])
@@ -132,7 +132,7 @@ def test_audio_of_exactly_4_and_15_s_sets_the_length(seconds: float, start: floa
 
 @pytest.mark.parametrize("seconds", [3.999, 15.001])
 def test_audio_beyond_4_and_15_s_sets_none(seconds: float) -> None:
-    probe = MediaProbe("audio", seconds=seconds, has_sound=True, sound_seconds=seconds)
+    probe = MediaProbe("audio", seconds=seconds, has_audio=True, audio_seconds=seconds)
     with pytest.raises(RequestError, match="4 to 15 s"):
         resolve("ref2va", None, [condition("image"), condition("audio")], [WIDE, probe])
 
@@ -185,7 +185,7 @@ def test_describe_is_json_ready() -> None:
     ("kind", "probe", "advice"),
     [
         ("video", MediaProbe("video", 64, 64, 20.0, 24.0), "start_time_seconds names where"),
-        ("audio", MediaProbe("audio", seconds=20.0, has_sound=True, sound_seconds=20.0), "cut out the part"),
+        ("audio", MediaProbe("audio", seconds=20.0, has_audio=True, audio_seconds=20.0), "cut out the part"),
         ("video", MediaProbe("video", 64, 64, 0.5, 24.0, skipped_seconds=2.125), r"first 2\.12 s cannot be decoded"),
         ("image", MediaProbe("video", 64, 64, 3.0), "save the one frame that is meant"),
     ],

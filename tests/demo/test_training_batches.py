@@ -18,12 +18,12 @@ from demo.train.kernels import Segments, one_by_one, padded, training_ops
 from h3serve.core import segments
 from h3serve.core.encoder_tokens import SAMPLE_STEP
 from h3serve.models.text_encoder.tokenizer import Tokenizer
-from h3serve.models.text_encoder.vision_patches import clip_grid, clip_patches, picture_grid, picture_patches
+from h3serve.models.text_encoder.vision_patches import image_grid, image_patches, video_grid, video_patches
 from h3serve.models.transformer.denoiser import Denoiser
 from h3serve.models.transformer.transformer_config import TransformerConfig
 from h3serve.pipeline.packing import pack
 from h3serve.pipeline.predict import prepare_static
-from h3serve.pipeline.prompt_builder import ShownAudio, ShownPicture, ShownVideo, present
+from h3serve.pipeline.prompt_builder import ShownAudio, ShownImage, ShownVideo, present
 from h3serve.pipeline.schedule import Schedule, sigma_grid, step_times
 from h3serve.weights.demo import demo_weights
 from h3serve.weights.demo.demo_tokenizer import write_tokenizer
@@ -53,19 +53,19 @@ def case_of(kind: str, rng: np.random.Generator) -> Case:
         case "t2va":
             return Case("t2va")
         case "first":
-            return Case("fl2va", [first], [ShownPicture(pixels(CANVAS)[0])])
+            return Case("fl2va", [first], [ShownImage(pixels(CANVAS)[0])])
         case "last":
-            return Case("fl2va", [last], [ShownPicture(pixels(CANVAS)[0])])
+            return Case("fl2va", [last], [ShownImage(pixels(CANVAS)[0])])
         case "both":
-            return Case("fl2va", [first, last], [ShownPicture(p) for p in pixels(CANVAS, 2)])
+            return Case("fl2va", [first, last], [ShownImage(p) for p in pixels(CANVAS, 2)])
         case "picture":
-            return Case("ref2va", [picture], [ShownPicture(pixels(PICTURE)[0])])
+            return Case("ref2va", [picture], [ShownImage(pixels(PICTURE)[0])])
         case "picture_sound":
-            shown = [ShownPicture(pixels(PICTURE)[0]), ShownAudio()]
+            shown = [ShownImage(pixels(PICTURE)[0]), ShownAudio()]
             return Case("ref2va", [picture, segments.sound(24_000)], shown)
         case "motion":
             clip = segments.clip(CLIP, 56, 74_667)
-            return Case("ref2va", [clip], [ShownVideo(pixels(CLIP, 56), has_sound=True)])
+            return Case("ref2va", [clip], [ShownVideo(pixels(CLIP, 56), has_audio=True)])
     raise AssertionError(kind)
 
 
@@ -99,12 +99,12 @@ def features_of(encoder, case: Case) -> tuple[torch.Tensor, tuple[torch.Tensor, 
     """What the vision tower says of one sample's pictures, one after another."""
     parts = []
     for item in case.shown:
-        if isinstance(item, ShownPicture):
+        if isinstance(item, ShownImage):
             pixels = torch.from_numpy(item.pixels)[None, None]
-            grid = picture_grid(pixels.shape[3], pixels.shape[2])
+            grid = image_grid(pixels.shape[3], pixels.shape[2])
         elif isinstance(item, ShownVideo):
             pixels = torch.from_numpy(item.frames[::SAMPLE_STEP])[None]
-            grid = clip_grid(pixels.shape[1], pixels.shape[3], pixels.shape[2])
+            grid = video_grid(pixels.shape[1], pixels.shape[3], pixels.shape[2])
         else:
             continue
         parts.append(text.see(encoder, text.patches_of(pixels, grid), grid))
@@ -116,11 +116,11 @@ def features_of(encoder, case: Case) -> tuple[torch.Tensor, tuple[torch.Tensor, 
 def test_patches_on_a_device_are_those_of_the_encoder():
     rng = np.random.default_rng(3)
     picture = rng.integers(0, 256, (64, 96, 3), np.uint8)
-    theirs, grid = picture_patches(picture)
+    theirs, grid = image_patches(picture)
     ours = text.patches_of(torch.from_numpy(picture)[None, None], grid)[0]
     assert (ours - theirs).abs().max() <= 4.01 / 255  # two of 255 on the scale from -1 to 1
     clip = rng.integers(0, 256, (56, 64, 96, 3), np.uint8)
-    theirs, grid = clip_patches(clip)
+    theirs, grid = video_patches(clip)
     assert torch.equal(text.patches_of(torch.from_numpy(clip[::SAMPLE_STEP].copy())[None], grid)[0], theirs)
 
 

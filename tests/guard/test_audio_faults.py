@@ -1,16 +1,16 @@
 import numpy as np
 import pytest
 
-from h3serve.guard.audio_faults import check_container, check_sound, clipped_share
-from h3serve.guard.thresholds import SoundLimits
+from h3serve.guard.audio_faults import check_audio, check_container, clipped_share
+from h3serve.guard.thresholds import AudioLimits
 from tests.guard.conftest import SOUND_RATE, failed
 from tests.guard.encode import encode
 
-LIMITS = SoundLimits()
+LIMITS = AudioLimits()
 
 
 def check(sound, seconds=2.0):
-    return failed(check_sound(sound, SOUND_RATE, seconds, limits=LIMITS))
+    return failed(check_audio(sound, SOUND_RATE, seconds, limits=LIMITS))
 
 
 def test_good_sound_passes(sound):

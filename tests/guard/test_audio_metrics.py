@@ -2,16 +2,16 @@ import numpy as np
 import pytest
 from scipy import signal
 
-from h3serve.guard.audio_metrics import best_lag, compare_sound, correlation, level_dbfs, spectrogram_db
+from h3serve.guard.audio_metrics import best_lag, compare_audio, correlation, level_dbfs, spectrogram_db
 from h3serve.guard.pcm import RATE, read_pcm, to_pcm, write_wav
-from h3serve.guard.thresholds import SoundLimits
+from h3serve.guard.thresholds import AudioLimits
 from tests.guard.conftest import SOUND_RATE, failed
 from tests.guard.encode import encode
 
 
 def check(truth, sound):
     pcm = to_pcm(truth, SOUND_RATE), to_pcm(sound, SOUND_RATE)
-    return compare_sound(*pcm, limits=SoundLimits())
+    return compare_audio(*pcm, limits=AudioLimits())
 
 
 def test_identical_passes(sound):
@@ -81,7 +81,7 @@ def test_gain_of_3_db_fails_on_level_alone(sound, gain_db):
 
 def test_reencoding_passes(sound, clip, tmp_path):
     encode(tmp_path / "clip.mp4", clip, sound)
-    figures = compare_sound(to_pcm(sound, SOUND_RATE), read_pcm(tmp_path / "clip.mp4"), limits=SoundLimits())
+    figures = compare_audio(to_pcm(sound, SOUND_RATE), read_pcm(tmp_path / "clip.mp4"), limits=AudioLimits())
     assert not failed(figures), [f.sentence for f in figures]
 
 
@@ -90,7 +90,7 @@ def test_mono_for_stereo_fails_on_channel_count(sound):
 
 
 def test_empty_sound_fails(sound):
-    figures = compare_sound(to_pcm(sound, SOUND_RATE), np.zeros((2, 0), np.float32), limits=SoundLimits())
+    figures = compare_audio(to_pcm(sound, SOUND_RATE), np.zeros((2, 0), np.float32), limits=AudioLimits())
     assert failed(figures) == {"waveform correlation"}
 
 

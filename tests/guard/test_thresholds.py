@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from skimage.metrics import structural_similarity
 
-from h3serve.guard.audio_faults import check_sound, clipped_share
-from h3serve.guard.audio_metrics import compare_sound, correlation, level_dbfs, spectral_similarity
+from h3serve.guard.audio_faults import check_audio, clipped_share
+from h3serve.guard.audio_metrics import compare_audio, correlation, level_dbfs, spectral_similarity
 from h3serve.guard.baselines import compare_memory, compare_time, improvements
 from h3serve.guard.cost_meters import Meters
 from h3serve.guard.image_metrics import compare_frames, lag
 from h3serve.guard.pcm import RATE
-from h3serve.guard.thresholds import MIB, TIME_LIMITS, FrameLimits, MemoryLimits, SoundLimits
+from h3serve.guard.thresholds import MIB, TIME_LIMITS, AudioLimits, FrameLimits, MemoryLimits
 from tests.guard.conftest import failed
 
 GIB = 1024 * MIB
@@ -191,7 +191,7 @@ def mixed(share: float) -> Array:
 
 
 def hears(truth: Array, sound: Array) -> set[str]:
-    return failed(compare_sound(truth, sound, limits=SoundLimits()))
+    return failed(compare_audio(truth, sound, limits=AudioLimits()))
 
 
 def stereo(left: Array, right: Array | None = None) -> Array:
@@ -265,7 +265,7 @@ def test_two_channels_under_80_dbfs_agree(decibel: float, value: float) -> None:
 
 
 def alone(sound: Array, seconds: float = 2.0) -> set[str]:
-    return failed(check_sound(stereo(sound), RATE, seconds, limits=SoundLimits()))
+    return failed(check_audio(stereo(sound), RATE, seconds, limits=AudioLimits()))
 
 
 @pytest.mark.parametrize(("decibel", "names"), [(-69.9, set()), (-70.1, {"level"})])

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from h3serve.core.errors import MediaError
-from h3serve.media.read.image import load_picture
+from h3serve.media.read.image import load_image
 from h3serve.media.read.probe import probe_media
 from h3serve.media.read.video import decode_clip
 from h3serve.media.sources.media_file import IngestLimits, MediaFile, SourcePolicy
@@ -89,7 +89,7 @@ MUTATIONS: list[Callable[[bytes, np.random.Generator], bytes]] = [
 def use(file: MediaFile) -> str:
     probe = probe_media(file)
     if probe.kind == "image":
-        assert load_picture(file).shape == (probe.height, probe.width, 3)
+        assert load_image(file).shape == (probe.height, probe.width, 3)
     elif probe.kind == "video":
         assert probe.width > 0 and probe.height > 0
         decode_clip(file, (32, 16), 24)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from h3serve.core.errors import MediaError
-from h3serve.media.read.audio import load_sound
-from h3serve.media.read.image import load_picture
+from h3serve.media.read.audio import load_audio
+from h3serve.media.read.image import load_image
 from h3serve.media.read.probe import probe_media
 from h3serve.media.read.video import decode_clip
 from h3serve.media.sources.media_file import IngestLimits, MediaFile
@@ -32,14 +32,14 @@ def use(file: MediaFile) -> str:
         return f"refused: {error.allowed}"
     try:
         if probe.kind == "image":
-            load_picture(file)
+            load_image(file)
         for start in (0.0, probe.seconds / 2):
             frames = min(72, round((probe.seconds - start) * 24))
             if probe.kind == "video" and frames > 0:
                 assert len(decode_clip(file, (32, 16), frames, start_seconds=start)) == frames
-            heard = min(probe.sound_seconds - start, 3.0)
-            if probe.has_sound and heard > 0.01:
-                load_sound(file, heard, start_seconds=start, soundtrack=probe.kind == "video")
+            heard = min(probe.audio_seconds - start, 3.0)
+            if probe.has_audio and heard > 0.01:
+                load_audio(file, heard, start_seconds=start, soundtrack=probe.kind == "video")
     except MediaError as error:
         assert any(word in error.allowed for word in ONLY_THE_DATA_TELL.split("|")), error.allowed
         return "damaged"

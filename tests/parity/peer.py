@@ -24,7 +24,7 @@ from diffusers.modular_pipelines.minimax_h3 import (
 from PIL import Image
 
 from h3serve.core.geometry import SizeRules
-from h3serve.models.text_encoder.vision_patches import clip_patches, picture_patches
+from h3serve.models.text_encoder.vision_patches import image_patches, video_patches
 from h3serve.pipeline.conditions import PreparedCondition
 from h3serve.pipeline.noise import Noise
 
@@ -39,9 +39,9 @@ class StandInProcessor:
             tokenizer.convert_tokens_to_ids("<|image_pad|>"): 1,
             tokenizer.convert_tokens_to_ids("<|video_pad|>"): 2,
         }
-        self.image_processor = _Batch("pixel_values", "image_grid_thw", picture_patches, merge_size=2)
+        self.image_processor = _Batch("pixel_values", "image_grid_thw", image_patches, merge_size=2)
         self.video_processor = _Batch(
-            "pixel_values_videos", "video_grid_thw", clip_patches, merge_size=2, temporal_patch_size=2
+            "pixel_values_videos", "video_grid_thw", video_patches, merge_size=2, temporal_patch_size=2
         )
 
     def create_mm_token_type_ids(self, batches: list[list[int]]) -> list[list[int]]:

@@ -28,7 +28,7 @@ from h3serve.core.request import parse_request
 from h3serve.pipeline.conditions import PreparedCondition
 from h3serve.pipeline.generation_progress import Meter
 from h3serve.pipeline.ingest import Ingest
-from h3serve.pipeline.intermediates import GROUPS, Kept
+from h3serve.pipeline.intermediates import GROUPS, Intermediates
 from h3serve.pipeline.noise import draw
 from h3serve.weights.demo.demo_random import write_demo_checkpoint
 from tests.parity.peer import SMALL, Peer
@@ -122,7 +122,7 @@ def run(
     body |= {"num_inference_steps": EVALUATIONS, **fields}
     request = parse_request(body).model_copy(update={"task": task})
     meter = Meter(generator.engine.peaks)
-    result = generator.run(request, plan, prepared, meter=meter, noise={}, kept=Kept.of(GROUPS))
+    result = generator.run(request, plan, prepared, meter=meter, noise={}, kept=Intermediates.of(GROUPS))
     return {**result.kept, "video": result.video / 255, "audio": result.audio}
 
 
@@ -230,7 +230,8 @@ def test_from_files(name: str, generator: Generator, peer: Peer, tmp_path: Path)
     body = {"task": task, "prompt": PROMPT, "conditions": conditions, "target": target, "seed": 11}
     request = parse_request({**body, "num_inference_steps": 2})
     plan, prepared = Ingest(SMALL).read(request)
-    result = generator.run(request, plan, prepared, meter=Meter(generator.engine.peaks), noise={}, kept=Kept.of(GROUPS))
+    meter, kept = Meter(generator.engine.peaks), Intermediates.of(GROUPS)
+    result = generator.run(request, plan, prepared, meter=meter, noise={}, kept=kept)
     raw = [
         replace(p, frames=given.get(f[1]), wave=sounds.get(f[1])) for p, f in zip(prepared, FILES[name], strict=True)
     ]

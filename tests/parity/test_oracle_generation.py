@@ -18,7 +18,7 @@ from h3serve.media.sources.media_file import SourcePolicy
 from h3serve.pipeline.conditions import PreparedCondition
 from h3serve.pipeline.generation_progress import Meter
 from h3serve.pipeline.ingest import Ingest
-from h3serve.pipeline.intermediates import GROUPS, Kept
+from h3serve.pipeline.intermediates import GROUPS, Intermediates
 from tests.parity.recorded import CASES
 
 SMALL = SizeRules(max_canvas_area=8192, picture_short_edge=64, clip_short_edge=64)
@@ -52,7 +52,8 @@ def test_recorded_request(name: str, oracle: Path, generator: Generator) -> None
     if name in OTHER_PIXELS:
         prepared = [_with_frames(p, theirs[f"prepared_ref{i}_frames"]) for i, p in enumerate(prepared)]
     assert plan.canvas == (case["width"], case["height"]) and plan.frames == case["frames"]
-    result = generator.run(request, plan, prepared, meter=Meter(generator.engine.peaks), noise={}, kept=Kept.of(GROUPS))
+    meter, kept = Meter(generator.engine.peaks), Intermediates.of(GROUPS)
+    result = generator.run(request, plan, prepared, meter=meter, noise={}, kept=kept)
     ours = {**result.kept, "video_uint8": result.video, "audio": result.audio}
     far = {key: _distance(key, theirs, ours[key]) for key in ours if key in theirs.files}
     assert len(far) >= 24

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from h3serve.media.read.audio import load_sound
+from h3serve.media.read.audio import load_audio
 from h3serve.media.sources.media_file import MediaFile
 
 
@@ -21,7 +21,7 @@ def test_reference_sounds(oracle: Path) -> None:
             given, rate = arrays[f"input_ref{number}_wave"], int(arrays[f"input_ref{number}_rate"])
             seconds = min(given.shape[1] / rate, case["frames"] / 24)
             file = MediaFile(oracle / condition["uri"])
-            wave = load_sound(file, seconds, soundtrack=condition["type"] != "audio")
+            wave = load_audio(file, seconds, soundtrack=condition["type"] != "audio")
             np.testing.assert_allclose(wave, arrays[key], atol=1e-6, rtol=0, err_msg=name)
             seen += 1
     assert seen >= 4

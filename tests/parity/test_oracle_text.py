@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from h3serve.models.text_encoder.text_encoder import TextEncoder, TextEncoderConfig, key_map, mrope_positions
 from h3serve.models.text_encoder.tokenizer import Tokenizer
-from h3serve.pipeline.prompt_builder import Presentation, Shown, ShownAudio, ShownPicture, ShownVideo, present
+from h3serve.pipeline.prompt_builder import BuiltPrompt, Shown, ShownAudio, ShownImage, ShownVideo, present
 from h3serve.weights.formats.tokenizer_files import load_tokenizer
 from tests.parity.recorded import CASES
 
@@ -51,7 +51,7 @@ def references(arrays: Arrays) -> list[Shown]:
     for number in range(MOST_REFERENCES):
         prefix = f"prepared_ref{number}_"
         if prefix + "pixels" in arrays:
-            shown.append(ShownPicture(arrays[prefix + "pixels"]))
+            shown.append(ShownImage(arrays[prefix + "pixels"]))
         elif prefix + "frames" in arrays:
             shown.append(ShownVideo(arrays[prefix + "frames"], prefix + "wave" in arrays))
         elif prefix + "wave" in arrays:
@@ -60,14 +60,14 @@ def references(arrays: Arrays) -> list[Shown]:
 
 
 @pytest.fixture(scope="module")
-def shown(case: tuple[str, Arrays], tokenizer: Tokenizer) -> Presentation:
+def shown(case: tuple[str, Arrays], tokenizer: Tokenizer) -> BuiltPrompt:
     name, arrays = case
     names = sorted(key for key in arrays if key.startswith("prepared_keyframe"))
     return present(
         name.split("_")[0],
         str(arrays["prompt"]),
         tokenizer,
-        keyframes=[ShownPicture(arrays[key]) for key in names],
+        keyframes=[ShownImage(arrays[key]) for key in names],
         references=references(arrays),
     )
 
@@ -78,7 +78,7 @@ def same(ours: torch.Tensor | None, arrays: Arrays, key: str) -> bool:
     return torch.equal(ours, torch.from_numpy(arrays[key]))
 
 
-def test_presentation(case: tuple[str, Arrays], shown: Presentation) -> None:
+def test_presentation(case: tuple[str, Arrays], shown: BuiltPrompt) -> None:
     """Everything that goes into the encoder, to the bit."""
     _, arrays = case
     inputs = shown.inputs
@@ -96,7 +96,7 @@ def test_presentation(case: tuple[str, Arrays], shown: Presentation) -> None:
         assert same(ours, arrays, key), key
 
 
-def test_states(case: tuple[str, Arrays], shown: Presentation, encoder: TextEncoder) -> None:
+def test_states(case: tuple[str, Arrays], shown: BuiltPrompt, encoder: TextEncoder) -> None:
     expected = torch.from_numpy(case[1]["text_states"])
     difference = (encoder.encode(shown.inputs) - expected).abs().max()
     assert difference <= 1e-5 * expected.abs().max()

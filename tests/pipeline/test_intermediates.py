@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from h3serve.pipeline.intermediates import Kept
+from h3serve.pipeline.intermediates import Intermediates
 
 
 def test_steps_are_stacked_once_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,7 +13,7 @@ def test_steps_are_stacked_once_at_the_end(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         "h3serve.pipeline.intermediates.np.stack", lambda values: stacked.append(len(values)) or stack(values)
     )
-    kept = Kept.of(["steps"])
+    kept = Intermediates.of(["steps"])
     for step in range(7):
         kept.put_step(rows=torch.full((2, 3), float(step)), other=torch.tensor(step))
     found = kept.finished()
@@ -23,7 +23,7 @@ def test_steps_are_stacked_once_at_the_end(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_was_not_asked_for_is_not_kept() -> None:
-    kept = Kept.of([])
+    kept = Intermediates.of([])
     kept.put_step(rows=torch.zeros(2))
     kept.put("text", ids=torch.zeros(2))
     assert kept.finished() == {}

@@ -8,10 +8,10 @@ from h3serve.core.encoder_tokens import video_blocks, vision_tokens
 from h3serve.models.text_encoder.text_encoder import TextEncoderConfig
 from h3serve.models.text_encoder.tokenizer import Tokenizer
 from h3serve.pipeline.prompt_builder import (
-    Presentation,
+    BuiltPrompt,
     Shown,
     ShownAudio,
-    ShownPicture,
+    ShownImage,
     ShownVideo,
     block_timestamps,
     present,
@@ -28,15 +28,15 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(folder, TextEncoderConfig.from_dict(encoder_config()))
 
 
-def picture(value: int = 0, height: int = 256, width: int = 288) -> ShownPicture:
-    return ShownPicture(np.full((height, width, 3), value, dtype=np.uint8))
+def picture(value: int = 0, height: int = 256, width: int = 288) -> ShownImage:
+    return ShownImage(np.full((height, width, 3), value, dtype=np.uint8))
 
 
-def video(frames: int = 25, *, has_sound: bool = False, value: int = 0) -> ShownVideo:
-    return ShownVideo(np.full((frames, 64, 96, 3), value, dtype=np.uint8), has_sound)
+def video(frames: int = 25, *, has_audio: bool = False, value: int = 0) -> ShownVideo:
+    return ShownVideo(np.full((frames, 64, 96, 3), value, dtype=np.uint8), has_audio)
 
 
-def check(tokenizer: Tokenizer, shown: Presentation, *pieces: str) -> None:
+def check(tokenizer: Tokenizer, shown: BuiltPrompt, *pieces: str) -> None:
     """Ids, types and tags are those of separately tokenized pieces and of blocks sized as above."""
     pads = {IMAGE_BLOCK: [tokenizer.image_pad] * 72, VIDEO_BLOCK: [tokenizer.video_pad] * 6}
     ids, types, tags = [], [], []
@@ -82,7 +82,7 @@ def test_ref2va_labels_follow_request_order_and_count_per_kind(tokenizer: Tokeni
     references: list[Shown] = [
         ShownAudio(),
         picture(10),
-        video(has_sound=True, value=20),
+        video(has_audio=True, value=20),
         video(30, value=30),
         picture(40),
         ShownAudio(),

@@ -34,7 +34,7 @@ def sample(name: str) -> str:
             "ref2va",
             [
                 MediaProbe("video", 1344, 768, 124 / 24, 24.0, True, 165_334 / 32_000),
-                MediaProbe("audio", seconds=3.0, has_sound=True, sound_seconds=3.0),
+                MediaProbe("audio", seconds=3.0, has_audio=True, audio_seconds=3.0),
             ],
             124,
             414 + 37_296 + 240,
@@ -66,5 +66,5 @@ def test_ref2va_runs_with_the_sample_clips() -> None:
 def test_samples_are_read_as_they_were_made() -> None:
     for name, frames in (("t2va", 243), ("fl2va", 192), ("ref2va", 124)):
         probe = probe_media(MediaFile(Path(sample(name))))
-        assert (probe.width, probe.height, probe.fps, probe.has_sound) == (1344, 768, 24.0, True)
+        assert (probe.width, probe.height, probe.fps, probe.has_audio) == (1344, 768, 24.0, True)
         assert round(probe.seconds * 24) == frames

@@ -22,7 +22,7 @@ from h3serve.media.write.outputs import save_wav
 from h3serve.pipeline import generator as generator_module
 from h3serve.pipeline.generation_progress import Meter, Progress
 from h3serve.pipeline.ingest import Ingest
-from h3serve.pipeline.intermediates import GROUPS, Kept
+from h3serve.pipeline.intermediates import GROUPS, Intermediates
 
 RULES = SizeRules(max_canvas_area=8192, picture_short_edge=64, clip_short_edge=64)
 CANVAS = (96, 64)
@@ -143,7 +143,7 @@ def made(generator: Generator, fields: dict[str, Any]) -> dict[str, Any]:
         if progress.stage == "denoise":
             raise Cancelled("enough")
 
-    request, kept = parse_request(fields), Kept.of(GROUPS)
+    request, kept = parse_request(fields), Intermediates.of(GROUPS)
     plan, prepared = generator.ingest.read(request)
     with pytest.raises(Cancelled):
         generator.run(request, plan, prepared, meter=Meter(generator.engine.peaks, stop), noise={}, kept=kept)

@@ -9,7 +9,7 @@ from h3serve.core.errors import RequestError
 from h3serve.core.limits import LIMITS
 from h3serve.core.request import parse_request
 from h3serve.pipeline.generator import _levels
-from h3serve.pipeline.intermediates import Kept
+from h3serve.pipeline.intermediates import Intermediates
 from h3serve.pipeline.packing import pack
 from h3serve.pipeline.predict import all_step_times
 from h3serve.pipeline.schedule import Schedule, make_schedule, sigma_grid, step_times
@@ -97,7 +97,7 @@ def test_each_modality_has_its_own_shift_and_each_condition_its_own_level() -> N
         ({"audio_flow_shift": 2.0}, (12.0, 2.0)),
     ):
         request = parse_request({**fields, **levels, **own, "num_inference_steps": 8})
-        schedules = make_schedules(request, (12.0, 3.0), Kept.of([]))
+        schedules = make_schedules(request, (12.0, 3.0), Intermediates.of([]))
         times = all_step_times(schedules, layout, _levels(request))
         for i, step in enumerate(times):
             video, audio = (1 - s * (8 - i) / (8 + (s - 1) * (8 - i)) for s in expected)

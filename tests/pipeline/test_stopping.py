@@ -11,7 +11,7 @@ from torch import nn
 from h3serve import Generator
 from h3serve.core.errors import Cancelled
 from h3serve.models.text_encoder.text_encoder import EncoderInput
-from h3serve.pipeline.encode import encode_frames, encode_text, encode_wave
+from h3serve.pipeline.encode import encode_audio, encode_frames, encode_text
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.stopping import stopping
 
@@ -56,7 +56,7 @@ def frames(engine: Engine, between: Callable[[], None]) -> Any:
 
 
 def wave(engine: Engine, between: Callable[[], None]) -> Any:
-    return encode_wave(engine, np.zeros((2, 64_000), np.float32), between)
+    return encode_audio(engine, np.zeros((2, 64_000), np.float32), between)
 
 
 @pytest.mark.parametrize(

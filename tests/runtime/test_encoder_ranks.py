@@ -7,7 +7,7 @@ import torch
 
 from h3serve.core.errors import RequestError
 from h3serve.models.text_encoder.text_encoder import TextEncoder, TextEncoderConfig
-from h3serve.runtime.parallel.process_group import Ranks, Team
+from h3serve.runtime.parallel.process_group import ProcessGroup, Ranks
 from h3serve.runtime.parallel.tensor_parallel import cut_text_encoder, part_of_state
 from tests.models.text_encoder.test_text_encoder import TINY, mixed
 from tests.rank_pool import Pool, pool
@@ -64,4 +64,4 @@ def test_heads_that_cannot_be_divided_are_refused() -> None:
     with torch.device("meta"):
         encoder = TextEncoder(CONFIG)
     with pytest.raises(RequestError, match="4 key-value heads cannot be divided"):
-        cut_text_encoder(Team(range(3), 0))(encoder)
+        cut_text_encoder(ProcessGroup(range(3), 0))(encoder)

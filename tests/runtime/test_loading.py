@@ -8,7 +8,7 @@ import torch
 from h3serve.core.errors import CapacityError
 from h3serve.runtime import loading
 from h3serve.runtime.loading import How, place
-from h3serve.runtime.offload.placement import Mode, Visiting
+from h3serve.runtime.offload.placement import Mode, OffloadedNetwork
 from h3serve.weights.demo.demo_random import write_demo_checkpoint
 from h3serve.weights.files.checkpoint_folder import ModelFolder, open_folder
 from h3serve.weights.files.stored_bytes import RawReader
@@ -47,7 +47,7 @@ def test_progress_is_told_with_its_rate(
     lines = [record.getMessage() for record in caplog.records]
     groups = 1 + len(placement.module.transformer.blocks)  # type: ignore[union-attr, arg-type]
     assert len(lines) == groups + 1 and all("GiB/s" in line and line.startswith("transformer:") for line in lines)
-    assert isinstance(placement, Visiting) == (mode == "offload")
+    assert isinstance(placement, OffloadedNetwork) == (mode == "offload")
 
 
 def test_a_quick_load_says_one_line(folder: ModelFolder, caplog: pytest.LogCaptureFixture) -> None:

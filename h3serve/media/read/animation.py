@@ -9,7 +9,7 @@ from typing import IO, Any
 import av
 import numpy as np
 
-from h3serve.media.read.image import open_picture
+from h3serve.media.read.image import open_image
 from h3serve.media.sources.media_file import MediaFile
 
 MAX_FRAMES = 10_000  # of an animation: more than three minutes at 50 fps
@@ -33,7 +33,7 @@ def webp_seconds(file: MediaFile) -> Fraction:
 
 def webp_frames(file: MediaFile, ticks: int) -> Generator[Any, None, None]:
     """Frames of a moving WEBP as av.VideoFrames, `pts` and `duration` in units of 1/`ticks` s."""
-    with open_picture(file, moving=True) as image:
+    with open_image(file, moving=True) as image:
         pts = 0
         for index in range(image.n_frames):  # type: ignore[attr-defined]
             image.seek(index)

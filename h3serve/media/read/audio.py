@@ -15,7 +15,7 @@ import av
 import numpy as np
 
 from h3serve.media.read.audio_resampler import Wave, resample
-from h3serve.media.read.container import open_media, sound_stream, whole_packets
+from h3serve.media.read.container import audio_stream, open_media, whole_packets
 from h3serve.media.read.frame_clock import find_opening
 from h3serve.media.sources.media_file import MediaFile
 
@@ -34,7 +34,7 @@ _NO_CLOCK = {
 }
 
 
-def load_sound(file: MediaFile, seconds: float, *, start_seconds: float = 0.0, soundtrack: bool = False) -> Wave:
+def load_audio(file: MediaFile, seconds: float, *, start_seconds: float = 0.0, soundtrack: bool = False) -> Wave:
     """`seconds` of sound from `start_seconds` on, float32 [2, n] at 32 kHz.
 
     First int(seconds·rate) samples are taken at the file's rate (a soundtrack's: at 44.1 kHz), then
@@ -70,7 +70,7 @@ def decode_sound(
     return line.wave, line.rate
 
 
-def check_sound(file: MediaFile) -> None:
+def check_audio(file: MediaFile) -> None:
     """Decode the first frame; raises the MediaError that `decode_sound` would for its rate or channels."""
     with closing(_frames(file, Fraction(0), seek=False)) as frames:
         for _, frame in frames:
@@ -120,7 +120,7 @@ def _frames(file: MediaFile, start: Fraction, *, seek: bool) -> Generator[tuple[
     first, decoded_bytes, begin = None, 0, -start
     zero = find_opening(file).zero
     with open_media(file) as box:
-        stream = sound_stream(box)
+        stream = audio_stream(box)
         if stream is None:
             raise file.error("it has no sound that can be decoded")
         if seek:

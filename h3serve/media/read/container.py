@@ -43,13 +43,13 @@ def open_media(file: MediaFile) -> Iterator[Any]:
         raise file.error(f"it cannot be read on ({error.strerror})") from error
 
 
-def picture_stream(box: Any) -> Any | None:
+def video_stream(box: Any) -> Any | None:
     """The video: of the default streams (or of all) the one with most pixels. Cover art is none."""
     streams = _default([s for s in box.streams.video if not s.disposition & Disposition.attached_pic])
     return max(streams, key=lambda s: s.codec_context.width * s.codec_context.height, default=None)
 
 
-def sound_stream(box: Any) -> Any | None:
+def audio_stream(box: Any) -> Any | None:
     """The default sound stream, or the first; None if there is none."""
     return next(iter(_default(list(box.streams.audio))), None)
 

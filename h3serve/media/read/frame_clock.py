@@ -19,7 +19,7 @@ import av
 
 from h3serve.core.geometry import FPS
 from h3serve.media.read.animation import is_moving_webp, webp_frames
-from h3serve.media.read.container import LOOK_SECONDS, open_media, picture_stream, sound_stream, whole_packets
+from h3serve.media.read.container import LOOK_SECONDS, audio_stream, open_media, video_stream, whole_packets
 from h3serve.media.read.tone_mapping import check_colours
 from h3serve.media.sources.media_file import MediaFile
 
@@ -56,7 +56,7 @@ def find_opening(file: MediaFile) -> Opening:
         with closing(webp_frames(file, TICKS)) as animation:
             return Opening(Fraction(0), frame=next(animation))
     with open_media(file) as box:
-        stream, sound = picture_stream(box), sound_stream(box)
+        stream, sound = video_stream(box), audio_stream(box)
         heard = max(_start(sound), Fraction(0)) if sound else None
         if stream is None:
             return Opening(heard or Fraction(0))
@@ -111,7 +111,7 @@ def counted_end(file: MediaFile, stream: Any, end: int) -> int:
 def _decode(file: MediaFile, offset: Fraction, *, seek: bool) -> Generator[Any, None, None]:
     """Frames with times counted from the stream time `offset`; none if the container cannot seek exactly."""
     with open_media(file) as box:
-        stream: Any = picture_stream(box)
+        stream: Any = video_stream(box)
         settled = None
         if seek:
             if is_counted(box):

@@ -22,7 +22,7 @@ import PIL.WebPImagePlugin  # noqa: F401
 import pillow_heif
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
-from h3serve.core.geometry import RELEASED_SIZES, Size, SizeRules, check_ratio, reference_picture_size
+from h3serve.core.geometry import RELEASED_SIZES, Size, SizeRules, check_ratio, reference_image_size
 from h3serve.media.sources.media_file import MediaFile
 
 Pixels = npt.NDArray[np.uint8]
@@ -38,9 +38,9 @@ _FIRST_OF_MANY = {"MPO", "HEIF"}
 _ANIMATIONS = {"GIF", "WEBP", "PNG"}
 
 
-def load_picture(file: MediaFile) -> Pixels:
+def load_image(file: MediaFile) -> Pixels:
     """The picture upright, uint8 [H, W, 3]. Raises MediaError for what cannot be used, before decoding if possible."""
-    with open_picture(file) as image:
+    with open_image(file) as image:
         image.load()
         rgb = _to_rgb(image, file)
         rgb.getexif()[_ORIENTATION] = image.getexif().get(_ORIENTATION, 1)
@@ -49,7 +49,7 @@ def load_picture(file: MediaFile) -> Pixels:
 
 def display_size(file: MediaFile) -> Size:
     """(width, height) after EXIF orientation, from the header alone."""
-    with open_picture(file) as image:
+    with open_image(file) as image:
         turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
         # Pillow has already turned the size of a TIFF.
         swap = turned and image.format != "TIFF"
@@ -57,7 +57,7 @@ def display_size(file: MediaFile) -> Size:
 
 
 @contextmanager
-def open_picture(file: MediaFile, *, moving: bool = False) -> Iterator[Image.Image]:
+def open_image(file: MediaFile, *, moving: bool = False) -> Iterator[Image.Image]:
     """The picture opened but not decoded, its pixel count checked; decoder failures become MediaErrors.
 
     More than one picture in a file is refused unless `moving` says that all are meant.
@@ -82,7 +82,7 @@ def open_picture(file: MediaFile, *, moving: bool = False) -> Iterator[Image.Ima
 
 def is_animation(file: MediaFile) -> bool:
     """True for a GIF, WEBP or PNG that moves."""
-    with open_picture(file, moving=True) as image:
+    with open_image(file, moving=True) as image:
         return image.format in _ANIMATIONS and _has_more(image)
 
 
@@ -100,7 +100,7 @@ _BROKEN = (
 )
 
 
-def is_picture(head: bytes) -> bool:
+def is_image(head: bytes) -> bool:
     """True if the first 32 bytes of a file are those of a picture, readable here or not."""
     signatures = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\0", b"MM\0*")
     webp = head[:4] == b"RIFF" and head[8:12] == b"WEBP"
@@ -133,7 +133,7 @@ def prepare_keyframe(pixels: Pixels, canvas: Size, *, first: bool) -> Pixels:
     return np.ascontiguousarray(large[top : top + canvas[1], left : left + canvas[0]])
 
 
-def prepare_reference_picture(
+def prepare_reference_image(
     pixels: Pixels, mode: str, canvas: Size, *, field: str = "media", rules: SizeRules = RELEASED_SIZES
 ) -> Pixels:
     """An image reference at the size of its mode (`diffusers`, `match`, `max`), uint8 (tasks_and_validation 8.5).
@@ -142,7 +142,7 @@ def prepare_reference_picture(
     """
     size = pixels.shape[1], pixels.shape[0]
     check_ratio(size[0] / size[1], f"{size[0]}x{size[1]}", field)
-    return resize(pixels, reference_picture_size(size, mode, canvas, rules))
+    return resize(pixels, reference_image_size(size, mode, canvas, rules))
 
 
 def _check_samples(image: Image.Image, file: MediaFile) -> None:
@@ -215,4 +215,4 @@ def _why_unknown(file: MediaFile) -> str:
         head = stream.read(32)
     if head.startswith((b"II*\0", b"MM\0*")):
         return "it is damaged, or a form of TIFF that is not read; save it as PNG"
-    return f"the picture is damaged; {ALLOWED}" if is_picture(head) else ALLOWED
+    return f"the picture is damaged; {ALLOWED}" if is_image(head) else ALLOWED

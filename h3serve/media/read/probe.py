@@ -8,10 +8,10 @@ from typing import Any
 
 from h3serve.core.media_probe import MediaProbe
 from h3serve.media.read.animation import MAX_FRAMES, is_moving_webp, webp_seconds
-from h3serve.media.read.audio import check_sound
-from h3serve.media.read.container import LOOK_SECONDS, open_media, picture_stream, sound_stream, whole_packets
+from h3serve.media.read.audio import check_audio
+from h3serve.media.read.container import LOOK_SECONDS, audio_stream, open_media, video_stream, whole_packets
 from h3serve.media.read.frame_clock import counted_end, find_opening, is_counted
-from h3serve.media.read.image import display_size, is_animation, is_picture
+from h3serve.media.read.image import display_size, is_animation, is_image
 from h3serve.media.read.orientation import seen_size
 from h3serve.media.sources.media_file import MediaFile
 
@@ -27,7 +27,7 @@ def probe_media(file: MediaFile) -> MediaProbe:
     num_bytes = file.check_size()
     with file.path.open("rb") as stream:
         head = stream.read(32)
-    if is_picture(head):
+    if is_image(head):
         if not is_animation(file):
             width, height = display_size(file)
             return MediaProbe("image", width=width, height=height, num_bytes=num_bytes)
@@ -44,22 +44,22 @@ def _probe_webp(file: MediaFile, num_bytes: int) -> MediaProbe:
 
 def _probe_streams(file: MediaFile, num_bytes: int) -> MediaProbe:
     with open_media(file) as box:
-        picture, sound = picture_stream(box), sound_stream(box)
+        picture, sound = video_stream(box), audio_stream(box)
         if picture is None and sound is None:
             raise file.error("it has no picture and no sound that can be decoded")
         ends = _ends(file, box, [s for s in (picture, sound) if s])
         if picture is not None and picture.index not in ends:
             raise file.error("it has no pictures")
         opening = find_opening(file)
-        sound_seconds = float(ends[sound.index] - opening.zero) if sound and sound.index in ends else 0.0
-        has_sound = sound_seconds > 0
-        if has_sound:
-            check_sound(file)
+        audio_seconds = float(ends[sound.index] - opening.zero) if sound and sound.index in ends else 0.0
+        has_audio = audio_seconds > 0
+        if has_audio:
+            check_audio(file)
         if picture is None:
-            if not has_sound:
+            if not has_audio:
                 raise file.error("its sound is empty")
             return MediaProbe(
-                "audio", seconds=sound_seconds, has_sound=True, sound_seconds=sound_seconds, num_bytes=num_bytes
+                "audio", seconds=audio_seconds, has_audio=True, audio_seconds=audio_seconds, num_bytes=num_bytes
             )
         seconds, rate = float(ends[picture.index] - opening.zero), picture.average_rate
         width, height = seen_size(opening.frame, picture.sample_aspect_ratio)
@@ -69,8 +69,8 @@ def _probe_streams(file: MediaFile, num_bytes: int) -> MediaProbe:
         height=height,
         seconds=seconds,
         fps=float(rate) if rate else None,
-        has_sound=has_sound,
-        sound_seconds=max(0.0, sound_seconds),
+        has_audio=has_audio,
+        audio_seconds=max(0.0, audio_seconds),
         num_bytes=num_bytes,
         skipped_seconds=float(opening.skipped),
     )

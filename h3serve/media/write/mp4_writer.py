@@ -155,9 +155,9 @@ def _steady() -> dict[str, str]:
 MAX_DRIFT_S = 0.25  # between the ends of sound and picture
 
 
-def check_drift(sound_seconds: float, picture_seconds: float) -> None:
+def check_drift(audio_seconds: float, picture_seconds: float) -> None:
     """Raise OutputError if sound and picture do not end together."""
-    drift = abs(sound_seconds - picture_seconds)
+    drift = abs(audio_seconds - picture_seconds)
     if drift > MAX_DRIFT_S:
         raise OutputError(f"sound and picture differ by {drift:.3f} s, at most {MAX_DRIFT_S} s is right")
 

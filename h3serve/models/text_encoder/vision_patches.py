@@ -13,14 +13,14 @@ import torch
 from torch.nn import functional as F
 
 from h3serve.core.encoder_tokens import (
-    CLIP_PIXELS,
     FRAMES_PER_BLOCK,
-    PICTURE_PIXELS,
+    IMAGE_PIXELS,
     SAMPLE_STEP,
     SQUARE,
+    VIDEO_PIXELS,
     Size,
-    clip_size,
-    picture_size,
+    image_size,
+    video_size,
 )
 from h3serve.core.errors import CheckpointError
 
@@ -31,36 +31,36 @@ MIDDLE = 127.5  # mean 0.5 and deviation 0.5 of [0, 1], on the 0..255 scale
 Grid = tuple[int, int, int]  # (frame pairs, patches down, patches across)
 
 
-def picture_grid(width: int, height: int) -> Grid:
+def image_grid(width: int, height: int) -> Grid:
     """The grid of a picture of this size in pixels."""
-    size = picture_size(width, height)
+    size = image_size(width, height)
     return 1, size.height // PATCH, size.width // PATCH
 
 
-def clip_grid(sampled: int, width: int, height: int) -> Grid:
+def video_grid(sampled: int, width: int, height: int) -> Grid:
     """The grid of a clip of `sampled` frames, at 2 fps, of this size in pixels."""
-    size = clip_size(sampled, width, height)
+    size = video_size(sampled, width, height)
     return -(-sampled // FRAMES_PER_BLOCK), size.height // PATCH, size.width // PATCH
 
 
-def picture_patches(pixels: np.ndarray) -> tuple[torch.Tensor, Grid]:
+def image_patches(pixels: np.ndarray) -> tuple[torch.Tensor, Grid]:
     """uint8 `[H, W, 3]` -> float32 patches `[n, 1536]` in [-1, 1] and their grid.
 
     The one frame is shown twice.
     """
     height, width, _ = pixels.shape
-    frames = _resize(pixels[None], picture_size(width, height))
-    return _cut(frames), picture_grid(width, height)
+    frames = _resize(pixels[None], image_size(width, height))
+    return _cut(frames), image_grid(width, height)
 
 
-def clip_patches(frames: np.ndarray) -> tuple[torch.Tensor, Grid]:
+def video_patches(frames: np.ndarray) -> tuple[torch.Tensor, Grid]:
     """uint8 `[F, H, W, 3]` at 24 fps -> float32 patches `[n, 1536]` in [-1, 1] and their grid.
 
     Every 12th frame is taken; if their number is odd the last is shown twice.
     """
     seen = frames[::SAMPLE_STEP]
     count, height, width, _ = seen.shape
-    return _cut(_resize(seen, clip_size(count, width, height))), clip_grid(count, width, height)
+    return _cut(_resize(seen, video_size(count, width, height))), video_grid(count, width, height)
 
 
 def _resize(frames: np.ndarray, size: Size) -> torch.Tensor:
@@ -119,8 +119,8 @@ def check_processor(picture: Mapping[str, Any], clip: Mapping[str, Any]) -> None
     area, and a cap per frame.
     """
     for file, given, (smallest, largest) in (
-        ("preprocessor_config.json", picture, PICTURE_PIXELS),
-        ("video_preprocessor_config.json", clip, CLIP_PIXELS),
+        ("preprocessor_config.json", picture, IMAGE_PIXELS),
+        ("video_preprocessor_config.json", clip, VIDEO_PIXELS),
     ):
         size = {"shortest_edge": smallest, "longest_edge": largest}
         limits = {"size": size, "min_pixels": smallest, "max_pixels": largest}
@@ -128,5 +128,5 @@ def check_processor(picture: Mapping[str, Any], clip: Mapping[str, Any]) -> None
             value = given.get(field)
             if value is not None and value != ours:
                 raise CheckpointError(f"{file}: {field} is {value!r}, only {ours!r} is implemented")
-    assert picture_grid(1344, 768) == (1, 48, 84)
-    assert clip_grid(11, 1344, 768) == (6, 48, 84)
+    assert image_grid(1344, 768) == (1, 48, 84)
+    assert video_grid(11, 1344, 768) == (6, 48, 84)

@@ -16,7 +16,7 @@ from h3serve.models.key_map import Entry, KeyMap
 from h3serve.models.transformer.denoiser import PREFIX, is_projection
 from h3serve.models.transformer.modulation import ModulationNetwork, Modulator
 from h3serve.runtime.adaln.table_keys import Key, timesteps_of
-from h3serve.runtime.offload.block_streaming import Courier, Streamed
+from h3serve.runtime.offload.block_streaming import Prefetcher, Streamed
 from h3serve.runtime.offload.weight_store import FileStore
 from h3serve.weights.files.tensor_index import TensorIndex
 
@@ -71,7 +71,7 @@ def rebuild(
     """
     embeddings = {key: network.embed(timesteps_of(key).to(device)) for key in keys}
     store = projections.open(network, device)
-    courier = Courier(store, device)
+    courier = Prefetcher(store, device)
     try:
         with Streamed(projections_of(network), courier, first_group=0, cyclic=False):
             for layer in range(len(network.blocks)):

@@ -17,7 +17,7 @@ from h3serve.runtime.offload import memory_buffers
 from h3serve.runtime.offload.weight_store import Store
 
 
-class Courier:
+class Prefetcher:
     """Brings groups of one store to the device beside the computing: one thread, one stream, in order."""
 
     def __init__(self, store: Store, device: torch.device) -> None:
@@ -56,7 +56,7 @@ class Streamed:
     def __init__(
         self,
         blocks: Sequence[nn.Module],
-        courier: Courier,
+        courier: Prefetcher,
         *,
         first_group: int,
         depth: int = 1,

@@ -16,7 +16,7 @@ from torch import nn
 
 from h3serve.models.key_map import Entry
 from h3serve.runtime.offload import memory_buffers
-from h3serve.runtime.offload.block_streaming import Courier, Streamed, empty, install
+from h3serve.runtime.offload.block_streaming import Prefetcher, Streamed, empty, install
 from h3serve.runtime.offload.memory_buffers import Flat
 from h3serve.runtime.offload.weight_store import FileStore, HostStore, Store
 from h3serve.weights.files.tensor_index import TensorIndex
@@ -67,7 +67,7 @@ class Streaming:
     cyclic: bool = False  # the network runs many times: behind the last block comes the first
 
 
-class Visiting(Generic[M]):
+class OffloadedNetwork(Generic[M]):
     """A network whose weights are on the host and visit the device; group 0 is all but the blocks."""
 
     def __init__(
@@ -75,12 +75,12 @@ class Visiting(Generic[M]):
     ) -> None:
         self.module, self.store = module, store
         self._blocks, self._device, self._stream = blocks, device, stream
-        self._courier: Courier | None = None
+        self._courier: Prefetcher | None = None
         self._streamed: Streamed | None = None
 
     def __enter__(self) -> M:
         assert self._courier is None, "the network is already on the device"
-        courier = self._courier = Courier(self.store, self._device)
+        courier = self._courier = Prefetcher(self.store, self._device)
         try:
             self._bring(courier, 0, self.module)
             if self._stream is None:
@@ -120,7 +120,7 @@ class Visiting(Generic[M]):
         self.store.close()
         return Resident(self.module)
 
-    def into_memory(self) -> Visiting[M]:
+    def into_memory(self) -> OffloadedNetwork[M]:
         """The host side goes from files into memory of this process, pinned where there is a GPU."""
         files = self.store
         self.store = HostStore(files.flats, files.send, pinned=self._device.type == "cuda")
@@ -137,14 +137,14 @@ class Visiting(Generic[M]):
         """Host time that the current visit has spent waiting for streamed blocks."""
         return self._streamed.waited_s if self._streamed is not None else 0.0
 
-    def _bring(self, courier: Courier, group: int, owner: nn.Module) -> None:
+    def _bring(self, courier: Prefetcher, group: int, owner: nn.Module) -> None:
         flat = self.store.flats[group]
         target = memory_buffers.device_buffer(flat.num_bytes, self._device)
         courier.receive(courier.bring(group, target))
         install(owner, flat.views(target))
 
 
-def from_host(module: M, name: str, *, device: torch.device, stream: Streaming | None) -> Visiting[M]:
+def from_host(module: M, name: str, *, device: torch.device, stream: Streaming | None) -> OffloadedNetwork[M]:
     """A network loaded on the host, its weights moved group by group into memory that copies quickly.
 
     Host memory beyond the weights is one group at a time. Weights left on meta are not the placement's affair.
@@ -163,7 +163,7 @@ def from_host(module: M, name: str, *, device: torch.device, stream: Streaming |
 
     store = HostStore(flats, fill, pinned=device.type == "cuda")
     move_tables(module, device)
-    return Visiting(module, store, blocks, device=device, stream=stream)
+    return OffloadedNetwork(module, store, blocks, device=device, stream=stream)
 
 
 def from_files(
@@ -175,7 +175,7 @@ def from_files(
     dtype_of: Callable[[str], torch.dtype],
     device: torch.device,
     stream: Streaming | None,
-) -> Visiting[M]:
+) -> OffloadedNetwork[M]:
     """A network on meta whose weights stay in their files: `entries` of an opened component's key map."""
     blocks = blocks_of(module, name)
     shapes = {key: tuple(value.shape) for key, value in module.state_dict().items()}
@@ -190,12 +190,12 @@ def from_files(
         device=device,
     )
     move_tables(module, device)
-    return Visiting(module, store, blocks, device=device, stream=stream)
+    return OffloadedNetwork(module, store, blocks, device=device, stream=stream)
 
 
 def held_by(placement: Placement[nn.Module], name: str) -> dict[str, torch.Tensor]:
     """A network's weights by name where they are held, on the device or in memory of this process."""
-    store = placement.store if isinstance(placement, Visiting) else None
+    store = placement.store if isinstance(placement, OffloadedNetwork) else None
     if not isinstance(store, HostStore):
         return {key: value for key, value in placement.module.state_dict().items() if not value.is_meta}
     held = dict(store.tensors(0))

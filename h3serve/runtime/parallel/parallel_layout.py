@@ -25,11 +25,11 @@ class Shape:
         """Number of ranks."""
         return self.ulysses * self.tp
 
-    def tp_teams(self) -> list[list[int]]:
+    def tp_groups(self) -> list[list[int]]:
         """Neighbours: they talk most, twice per block."""
         return [list(range(start, start + self.tp)) for start in range(0, self.size, self.tp)]
 
-    def ulysses_teams(self) -> list[list[int]]:
+    def ulysses_groups(self) -> list[list[int]]:
         """Ranks with the same slice of the linears."""
         return [list(range(start, self.size, self.tp)) for start in range(self.tp)]
 

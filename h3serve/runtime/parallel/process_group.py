@@ -58,7 +58,7 @@ def _exchange() -> Iterator[None]:
         raise Disconnected(f"an exchange with the other ranks failed: {error}") from None
 
 
-class Team:
+class ProcessGroup:
     """Some ranks that exchange tensors, in order of rank; `index` is the place of this one.
 
     Every collective waits until all of the team take part. A team of one returns what it is given.
@@ -144,9 +144,9 @@ class Ranks:
         self.rank, self.shape, self.device, self.server = rank, shape, device, server
         self.address, self.port = address, port
         self.store = self.connect()
-        self.world = Team(range(shape.size), rank)
-        self.tp = Team(next(team for team in shape.tp_teams() if rank in team), rank)
-        self.ulysses = Team(next(team for team in shape.ulysses_teams() if rank in team), rank)
+        self.world = ProcessGroup(range(shape.size), rank)
+        self.tp = ProcessGroup(next(team for team in shape.tp_groups() if rank in team), rank)
+        self.ulysses = ProcessGroup(next(team for team in shape.ulysses_groups() if rank in team), rank)
         self._generation = 0
 
     @property
@@ -173,7 +173,7 @@ class Ranks:
         )
         self._generation += 1
         self.world.group = dist.group.WORLD
-        for team, all_teams in ((self.tp, self.shape.tp_teams()), (self.ulysses, self.shape.ulysses_teams())):
+        for team, all_teams in ((self.tp, self.shape.tp_groups()), (self.ulysses, self.shape.ulysses_groups())):
             groups = [dist.new_group(members, timeout=COLLECTIVE_TIMEOUT) for members in all_teams]
             team.group = groups[all_teams.index(list(team.members))]
 

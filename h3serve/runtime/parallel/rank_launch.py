@@ -25,7 +25,7 @@ END_S = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
-class Followers:
+class RankProcesses:
     """The processes of ranks 1 to size - 1, started as `python -m module ARGUMENTS`."""
 
     def __init__(self, module: str, arguments: Callable[[int], Any], size: int) -> None:

@@ -17,10 +17,10 @@ from h3serve.models.kernels.rope import Rope
 from h3serve.models.transformer.blocks import SelfAttention
 from h3serve.models.transformer.modulation import Modulation
 from h3serve.models.transformer.transformer import Transformer
-from h3serve.runtime.parallel.process_group import Team
+from h3serve.runtime.parallel.process_group import ProcessGroup
 
 
-def shard_sequence(transformer: Transformer, team: Team) -> None:
+def shard_sequence(transformer: Transformer, team: ProcessGroup) -> None:
     """Make `transformer` work on `team`'s share of every sequence, with the attention kernel it has now.
 
     RequestError if the heads this rank has cannot be divided by the team.
@@ -43,7 +43,7 @@ def check_heads(heads: int, parts: int) -> None:
 class ShardedSequence:
     """What stands in for a transformer's `run_blocks` and `attention`."""
 
-    def __init__(self, transformer: Transformer, team: Team) -> None:
+    def __init__(self, transformer: Transformer, team: ProcessGroup) -> None:
         self._run_blocks, self._attention = transformer.run_blocks, transformer.attention
         self._team = team
         self._rows = 0  # of the whole sequence

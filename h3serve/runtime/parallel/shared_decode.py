@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from h3serve.runtime.parallel.process_group import Team, host_identity
+from h3serve.runtime.parallel.process_group import ProcessGroup, host_identity
 from h3serve.runtime.parallel.rank_errors import from_json, to_json
 
 Pixels = NDArray[np.uint8]
@@ -39,7 +39,7 @@ REFUSED: State = {"way": "refused"}
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-def shared_decode(shape: tuple[int, ...], fill: Fill, team: Team, *, host: str | None = None) -> Pixels:
+def shared_decode(shape: tuple[int, ...], fill: Fill, team: ProcessGroup, *, host: str | None = None) -> Pixels:
     """The clip uint8 `shape` that `fill` decodes, on every rank of `team`; all of them have to call it.
 
     Raises on all ranks what `fill` raised on one. Ranks with the same `host` share.
@@ -62,7 +62,7 @@ def shared_decode(shape: tuple[int, ...], fill: Fill, team: Team, *, host: str |
         clip.withdraw()
 
 
-def _round(team: Team, state: State) -> list[State]:
+def _round(team: ProcessGroup, state: State) -> list[State]:
     """Everybody's state; raises the first error among them, the same one everywhere."""
     states = team.gather_json(state)
     for told in states:

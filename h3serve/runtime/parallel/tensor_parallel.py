@@ -13,21 +13,21 @@ from h3serve.core.errors import RequestError
 from h3serve.models.text_encoder.text_encoder import TextEncoder
 from h3serve.models.transformer.blocks import MLP, SelfAttention
 from h3serve.models.transformer.denoiser import Denoiser
-from h3serve.runtime.parallel.process_group import Team
+from h3serve.runtime.parallel.process_group import ProcessGroup
 from h3serve.weights.files.rank_parts import Cut, Part, PartOf
 
 
 class SummedLinear(nn.Linear):
     """A linear of which this rank has some inputs: the team's results are added up."""
 
-    team: Team
+    team: ProcessGroup
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., own inputs] -> [..., outputs]."""
         return self.team.all_reduce(super().forward(x))
 
 
-def cut_denoiser(team: Team) -> Cut:
+def cut_denoiser(team: ProcessGroup) -> Cut:
     """Attention by heads and MLPs by channels. Modulation is another affair: its tables are the same everywhere."""
 
     def cut(denoiser: nn.Module) -> PartOf:
@@ -48,7 +48,7 @@ def cut_denoiser(team: Team) -> Cut:
     return cut
 
 
-def cut_text_encoder(team: Team) -> Cut:
+def cut_text_encoder(team: ProcessGroup) -> Cut:
     """The language model's attention by key-value heads and its MLPs by channels; the rest stays whole."""
 
     def cut(encoder: nn.Module) -> PartOf:
@@ -79,7 +79,7 @@ def check_division(length: int, what: str, parts: int, *, field: str = "tp") -> 
 class _Cutter:
     """Exchanges linears for smaller ones and notes which part of each tensor is left."""
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: ProcessGroup) -> None:
         assert team.index is not None
         self.team = team
         self.parts: dict[str, Part] = {}

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 
 from h3serve.models.video_vae.video_vae import Network, VideoVAE, in_batches
-from h3serve.runtime.parallel.process_group import Team
+from h3serve.runtime.parallel.process_group import ProcessGroup
 
 
-def share_tiles(vae: VideoVAE, team: Team) -> None:
+def share_tiles(vae: VideoVAE, team: ProcessGroup) -> None:
     """Make `vae` compute its tiles over `team`; its ranks have to encode and decode the same things."""
     vae.run_tiles = ParallelTiles(team)
 
@@ -20,7 +20,7 @@ def share_tiles(vae: VideoVAE, team: Team) -> None:
 class ParallelTiles:
     """Stands in for `in_batches`."""
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: ProcessGroup) -> None:
         self._team = team
 
     def __call__(self, network: Network, tiles: list[torch.Tensor], batch: int) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ from h3serve.service.http import admin, health, synchronous, video_content, vide
 from h3serve.service.http.allowed_hosts import hosts_of
 from h3serve.service.http.context import Context
 from h3serve.service.http.openapi_schema import component_schemas
-from h3serve.service.http.security_headers import Shield
+from h3serve.service.http.security_headers import SecurityHeaders
 from h3serve.service.jobs.error_replies import install
 
 _PAGES = {"index.html": "/", "docs.html": "/docs"}
@@ -32,7 +32,7 @@ def make_app(context: Context) -> FastAPI:
     for router in (*routers, _heads(routers)):
         app.include_router(router)
     hosts = hosts_of(context.settings.host, context.settings.allowed_hosts)
-    app.add_middleware(Shield, metrics=context.metrics, hosts=hosts)
+    app.add_middleware(SecurityHeaders, metrics=context.metrics, hosts=hosts)
     _describe_body(app)
     return app
 

@@ -29,7 +29,7 @@ _METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "DELETE", "PUT", "PATCH"
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class Shield:
+class SecurityHeaders:
     """ASGI middleware; it sees every reply, streams included."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, hosts: Hosts) -> None:

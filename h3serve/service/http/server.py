@@ -31,7 +31,7 @@ from h3serve.service.http.intake import Intake
 from h3serve.service.http.intake_lanes import Lanes
 from h3serve.service.http.webhooks import WebhookSender, read_secret
 from h3serve.service.jobs.data_folder import DataFolder
-from h3serve.service.jobs.janitor import Caretaker
+from h3serve.service.jobs.janitor import Janitor
 from h3serve.service.jobs.job_store import JobStore
 from h3serve.service.jobs.ownership import OwnershipWatch
 from h3serve.service.jobs.retry import recover
@@ -142,8 +142,8 @@ class Server(uvicorn.Server):
     def live(self, listener: socket.socket, secret: bytes | None) -> None:
         """Serve until a signal or a failed first load; raises H3Error for the latter."""
         settings, context = self.context.settings, self.context
-        helpers: list[Caretaker | WebhookSender | OwnershipWatch] = [
-            Caretaker(context.store, context.folder, settings.retention, every_s=_RETENTION_S)
+        helpers: list[Janitor | WebhookSender | OwnershipWatch] = [
+            Janitor(context.store, context.folder, settings.retention, every_s=_RETENTION_S)
         ]
         if secret is not None:
             private = settings.webhook_private

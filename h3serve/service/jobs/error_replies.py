@@ -105,7 +105,7 @@ def _database_reply(error: SQLAlchemyError) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    """Answer in this shape; what nobody foresaw is answered by `Shield`."""
+    """Answer in this shape; what nobody foresaw is answered by `SecurityHeaders`."""
 
     async def any_error(_request: Request, error: Exception) -> JSONResponse:
         return reply_to(error)

@@ -13,7 +13,7 @@ from h3serve.service.service_settings import Retention
 log = logging.getLogger("h3serve.retention")
 
 
-class Caretaker(threading.Thread):
+class Janitor(threading.Thread):
     """Every `every_s` seconds until `stop` is set."""
 
     def __init__(self, store: JobStore, folder: DataFolder, rule: Retention, *, every_s: float) -> None:

@@ -15,8 +15,8 @@ from h3serve.models.text_encoder.tokenizer import Tokenizer, check_tokenizer
 from h3serve.models.text_encoder.vision_patches import check_processor
 from h3serve.weights.files.checkpoint_folder import ModelFolder
 
-PICTURE_SETTINGS = "preprocessor_config.json"
-CLIP_SETTINGS = "video_preprocessor_config.json"
+IMAGE_SETTINGS = "preprocessor_config.json"
+VIDEO_SETTINGS = "video_preprocessor_config.json"
 
 
 def open_tokenizer(model: ModelFolder, partition: Partition, config: TextEncoderConfig) -> Tokenizer:
@@ -43,7 +43,7 @@ def load_tokenizer(folder: Path, config: TextEncoderConfig) -> Tokenizer:
 
 def check_processor_files(folder: Path) -> None:
     """Raises CheckpointError if the picture or clip settings in `folder` are not those we follow."""
-    check_processor(_settings(folder / PICTURE_SETTINGS), _settings(folder / CLIP_SETTINGS))
+    check_processor(_settings(folder / IMAGE_SETTINGS), _settings(folder / VIDEO_SETTINGS))
 
 
 def _check_files(folder: Path) -> None:

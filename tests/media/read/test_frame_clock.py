@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from h3serve.core.errors import MediaError
-from h3serve.media.read.audio import load_sound
+from h3serve.media.read.audio import load_audio
 from h3serve.media.read.container import whole_packets
 from h3serve.media.read.frame_clock import find_opening
 from h3serve.media.read.probe import probe_media
@@ -83,14 +83,14 @@ def test_a_video_cut_between_key_frames(tmp_path: Path, suffix: str, codec: str)
     first, seconds = GROUP, 5 - GROUP / 24
     assert probe.skipped_seconds == pytest.approx(GROUP / 24 - 1.2, abs=0.13)  # decoding order is not display order
     assert probe.seconds == pytest.approx(seconds, abs=0.05)
-    assert probe.sound_seconds == pytest.approx(seconds, abs=0.06)
+    assert probe.audio_seconds == pytest.approx(seconds, abs=0.06)
     frames = decode_clip(file, CANVAS, round(probe.seconds * 24))
     assert counts(frames[:60]) == list(range(first, first + 60))
-    wave = load_sound(file, 2.0, soundtrack=True)
+    wave = load_audio(file, 2.0, soundtrack=True)
     assert click_time(wave) == pytest.approx(3.5 - first / 24, abs=2e-3)
     late = decode_clip(file, CANVAS, 12, start_seconds=2.25)
     assert counts(late) == list(range(first + 54, first + 66))
-    assert click_time(load_sound(file, 0.7, start_seconds=1.0, soundtrack=True)) == pytest.approx(0.5, abs=2e-3)
+    assert click_time(load_audio(file, 0.7, start_seconds=1.0, soundtrack=True)) == pytest.approx(0.5, abs=2e-3)
 
 
 def test_an_avi_cut_between_key_frames(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_whole_video_loses_nothing(tmp_path: Path) -> None:
         opening = find_opening(file)
         assert opening.skipped == 0, suffix
         assert counts(decode_clip(file, CANVAS, 12)) == list(range(12)), suffix
-        assert click_time(load_sound(file, 2.0, soundtrack=True)) == pytest.approx(1.0, abs=2e-3), suffix
+        assert click_time(load_audio(file, 2.0, soundtrack=True)) == pytest.approx(1.0, abs=2e-3), suffix
 
 
 def trimmed(path: Path, frames: int) -> Path:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageCms
 
 from h3serve.core.errors import MediaError, RequestError
-from h3serve.media.read.image import display_size, load_picture, prepare_keyframe, prepare_reference_picture
+from h3serve.media.read.image import display_size, load_image, prepare_keyframe, prepare_reference_image
 from h3serve.media.read.probe import probe_media
 from h3serve.media.sources.media_file import IngestLimits, MediaFile
 from tests.media.films import corners, quadrants
@@ -32,7 +32,7 @@ def test_exif_orientation(tmp_path: Path, orientation: int, form: str) -> None:
     exif[0x0112] = orientation
     how = {"lossless": True} if form == "webp" else {}
     file = save(tmp_path / f"a.{form}", Image.fromarray(quadrants(64, 48)), exif=exif, **how)
-    pixels = load_picture(file)
+    pixels = load_image(file)
     size = (48, 64) if orientation > 4 else (64, 48)
     assert (corners(pixels), pixels.shape) == (SEEN[orientation], (size[1], size[0], 3))
     assert display_size(file) == size
@@ -49,7 +49,7 @@ def test_exif_orientation_of_every_mode(tmp_path: Path, mode: str) -> None:
     image = Image.fromarray(halves.astype(np.uint16) * 257) if mode == "I;16" else grey.convert(mode)
     exif = Image.Exif()
     exif[0x0112] = 6
-    pixels = load_picture(save(tmp_path / "a.png", image, exif=exif))
+    pixels = load_image(save(tmp_path / "a.png", image, exif=exif))
     assert pixels.shape == (8, 4, 3)
     assert (pixels[:4] == 255).all() and (pixels[4:] == 0).all()
 
@@ -57,7 +57,7 @@ def test_exif_orientation_of_every_mode(tmp_path: Path, mode: str) -> None:
 def test_untagged_pixels_are_untouched(tmp_path: Path) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (9, 7, 3), np.uint8)
     for form in ("png", "bmp", "tiff"):
-        assert np.array_equal(load_picture(save(tmp_path / f"a.{form}", Image.fromarray(pixels))), pixels)
+        assert np.array_equal(load_image(save(tmp_path / f"a.{form}", Image.fromarray(pixels))), pixels)
 
 
 def transparent_palette() -> Image.Image:
@@ -86,7 +86,7 @@ def transparent_palette() -> Image.Image:
 )
 def test_every_mode_becomes_rgb(tmp_path: Path, image: Image.Image, how: dict, expected: list[int]) -> None:
     """B02: alpha over white, 16 bits to 8, grey and palettes as they look; 1x1 is a picture too."""
-    pixels = load_picture(save(tmp_path / "a.png", image, **how))
+    pixels = load_image(save(tmp_path / "a.png", image, **how))
     assert pixels.shape == (image.height, image.width, 3)
     assert pixels.dtype == np.uint8
     assert pixels[0, 0].tolist() == expected
@@ -101,7 +101,7 @@ def test_sixteen_bit_colour(tmp_path: Path) -> None:
     encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = 6, 4, "rgb48be", 1
     packets = encoder.encode(frame.reformat(format="rgb48be"))
     (tmp_path / "a.png").write_bytes(b"".join(bytes(p) for p in packets + encoder.encode(None)))
-    assert load_picture(MediaFile(tmp_path / "a.png"))[0, 0].tolist() == [0x12, 0x80, 0xFF]
+    assert load_image(MediaFile(tmp_path / "a.png"))[0, 0].tolist() == [0x12, 0x80, 0xFF]
 
 
 def test_cmyk(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_cmyk(tmp_path: Path) -> None:
     srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     for how in ({}, {"icc_profile": srgb}, {"icc_profile": b"junk"}):
         file = save(tmp_path / "a.jpg", image, quality=95, **how)
-        assert np.abs(load_picture(file)[8, 8].astype(int) - (255, 0, 0)).max() < 6
+        assert np.abs(load_image(file)[8, 8].astype(int) - (255, 0, 0)).max() < 6
 
 
 def test_type_comes_from_content(tmp_path: Path) -> None:
@@ -119,12 +119,12 @@ def test_type_comes_from_content(tmp_path: Path) -> None:
     for name in ("a.jpg", "a.mp4", "a", "a.bin"):
         (tmp_path / "a.png").rename(tmp_path / name)
         assert probe_media(MediaFile(tmp_path / name)).kind == "image"
-        assert corners(load_picture(MediaFile(tmp_path / name))) == "rgby"
+        assert corners(load_image(MediaFile(tmp_path / name))) == "rgby"
         (tmp_path / name).rename(tmp_path / "a.png")
 
 
 def test_avif(tmp_path: Path) -> None:
-    assert corners(load_picture(save(tmp_path / "a", Image.fromarray(quadrants(64, 48)), format="AVIF"))) == "rgby"
+    assert corners(load_image(save(tmp_path / "a", Image.fromarray(quadrants(64, 48)), format="AVIF"))) == "rgby"
     assert probe_media(MediaFile(tmp_path / "a")).kind == "image"
 
 
@@ -132,9 +132,9 @@ def test_avif(tmp_path: Path) -> None:
 def test_heic(tmp_path: Path, name: str) -> None:
     """B12: what phones write is a picture like any other, known by its bytes whatever it is called."""
     file = save(tmp_path / name, Image.fromarray(quadrants(64, 48)), format="HEIF", quality=90)
-    assert (corners(load_picture(file)), probe_media(file).kind, display_size(file)) == ("rgby", "image", (64, 48))
+    assert (corners(load_image(file)), probe_media(file).kind, display_size(file)) == ("rgby", "image", (64, 48))
     file.path.write_bytes(file.path.read_bytes()[:200])
-    for look in (load_picture, probe_media):
+    for look in (load_image, probe_media):
         with pytest.raises(MediaError, match="damaged"):
             look(file)
 
@@ -169,14 +169,14 @@ def tiff(path: Path, samples: np.ndarray, **tags: int) -> MediaFile:
 )
 def test_grey_tiff_of_any_depth(tmp_path: Path, tags: dict[str, int], sample: int, expected: int) -> None:
     """12 bits are not dark, and where 0 is white it stays white."""
-    pixels = load_picture(tiff(tmp_path / "a.tif", np.full((4, 6), sample), **tags))
+    pixels = load_image(tiff(tmp_path / "a.tif", np.full((4, 6), sample), **tags))
     assert pixels.shape == (4, 6, 3) and (pixels == expected).all()
 
 
 @pytest.mark.parametrize("bits", [8, 16, 32])
 def test_signed_tiff_is_called_signed(tmp_path: Path, bits: int) -> None:
     file = tiff(tmp_path / "a.tif", np.full((4, 4), -5), bits=bits, form=2)
-    for look in (load_picture, probe_media):
+    for look in (load_image, probe_media):
         with pytest.raises(MediaError, match="signed numbers"):
             look(file)
     with pytest.raises(MediaError, match="32 bits per sample"):
@@ -202,7 +202,7 @@ def test_transparent_key_of_a_16_bit_png(tmp_path: Path, key: tuple[int, ...]) -
     """All 16 bits have to agree: a colour that differs in its lowest bit is seen."""
     samples = np.full((2, 3, len(key)), key)
     samples[0, 0, -1] += 1
-    pixels = load_picture(deep_png(tmp_path / "a.png", samples, key))
+    pixels = load_image(deep_png(tmp_path / "a.png", samples, key))
     seen = [value >> 8 for value in key] * (3 // len(key))
     assert pixels[0, 0].tolist() == seen
     assert (pixels.reshape(-1, 3)[1:] == 255).all()
@@ -226,7 +226,7 @@ def test_hdr_pictures_are_refused(tmp_path: Path, transfer: int) -> None:
             with pytest.raises(MediaError, match="HDR picture"):
                 probe_media(MediaFile(path))
         else:
-            assert load_picture(MediaFile(path)).shape[2] == 3
+            assert load_image(MediaFile(path)).shape[2] == 3
 
 
 def test_limits_hold_before_decoding(tmp_path: Path) -> None:
@@ -236,14 +236,14 @@ def test_limits_hold_before_decoding(tmp_path: Path) -> None:
     raw[16:24] = struct.pack(">II", 30_000, 30_000)  # width and height, in the chunk that begins at byte 12
     raw[29:33] = struct.pack(">I", zlib.crc32(raw[12:29]))
     file.path.write_bytes(raw)
-    for look in (load_picture, probe_media):
+    for look in (load_image, probe_media):
         with pytest.raises(MediaError, match="pixels, at most|too many pixels"):
             look(file)
     small = save(tmp_path / "b.png", Image.new("L", (10, 11)))
     with pytest.raises(MediaError, match="10x11 pixels, at most 100"):
-        load_picture(MediaFile(small.path, limits=IngestLimits(max_picture_pixels=100)))
+        load_image(MediaFile(small.path, limits=IngestLimits(max_picture_pixels=100)))
     with pytest.raises(MediaError, match="bytes, at most 10"):
-        load_picture(MediaFile(small.path, limits=IngestLimits(max_file_bytes=10)))
+        load_image(MediaFile(small.path, limits=IngestLimits(max_file_bytes=10)))
 
 
 @pytest.mark.parametrize("form", ["GIF", "WEBP", "PNG", "TIFF"])
@@ -251,21 +251,21 @@ def test_several_pictures_in_one_file_are_refused(tmp_path: Path, form: str) -> 
     pages = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
     file = save(tmp_path / "a", pages[0], format=form, save_all=True, append_images=pages[1:])
     with pytest.raises(MediaError, match="more than one picture"):
-        load_picture(file)
+        load_image(file)
 
 
 def test_camera_jpeg_with_a_preview(tmp_path: Path) -> None:
     """MPO: a JPEG with a second picture behind it, which phones and cameras write; the first counts."""
     pages = [Image.fromarray(quadrants(64, 48)), Image.new("RGB", (8, 8))]
     file = save(tmp_path / "a.jpg", pages[0], format="MPO", save_all=True, append_images=pages[1:])
-    assert corners(load_picture(file)) == "rgby"
+    assert corners(load_image(file)) == "rgby"
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"BM", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"<svg/>"])
 def test_not_a_picture(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.png").write_bytes(content)
     with pytest.raises(MediaError, match=r"^conditions\[0\].uri: 'mine.png' is not usable: "):
-        load_picture(MediaFile(tmp_path / "a.png", "conditions[0].uri", "mine.png"))
+        load_image(MediaFile(tmp_path / "a.png", "conditions[0].uri", "mine.png"))
 
 
 def test_truncated_picture(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_truncated_picture(tmp_path: Path) -> None:
     Image.fromarray(quadrants(64, 48)).save(buffer, "JPEG")
     (tmp_path / "a.jpg").write_bytes(buffer.getvalue()[:-200])
     with pytest.raises(MediaError, match="damaged"):
-        load_picture(MediaFile(tmp_path / "a.jpg"))
+        load_image(MediaFile(tmp_path / "a.jpg"))
 
 
 def test_missing_file(tmp_path: Path) -> None:
@@ -332,9 +332,9 @@ def test_cover_crop_numbers(size: tuple[int, int], canvas: tuple[int, int]) -> N
 )
 def test_reference_pictures(size: tuple[int, int], mode: str, expected: tuple[int, int]) -> None:
     picture = np.zeros((size[1], size[0], 3), np.uint8)
-    assert prepare_reference_picture(picture, mode, (160, 128)).shape == (expected[1], expected[0], 3)
+    assert prepare_reference_image(picture, mode, (160, 128)).shape == (expected[1], expected[0], 3)
 
 
 def test_reference_picture_that_is_too_long() -> None:
     with pytest.raises(RequestError, match=r"conditions\[1\]: '10x1' .* 1:4 to 4:1"):
-        prepare_reference_picture(np.zeros((1, 10, 3), np.uint8), "diffusers", (64, 64), field="conditions[1]")
+        prepare_reference_image(np.zeros((1, 10, 3), np.uint8), "diffusers", (64, 64), field="conditions[1]")

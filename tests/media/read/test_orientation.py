@@ -10,7 +10,7 @@ from PIL import Image
 
 from h3serve.core.errors import MediaError
 from h3serve.media.read.animation import MAX_FRAMES
-from h3serve.media.read.image import load_picture
+from h3serve.media.read.image import load_image
 from h3serve.media.read.probe import probe_media
 from h3serve.media.read.video import decode_clip
 from h3serve.media.sources.media_file import MediaFile
@@ -84,14 +84,14 @@ def test_an_animation_is_a_video(tmp_path: Path, form: str) -> None:
     first.save(path, save_all=True, append_images=rest, duration=[500, 1000, 750], **how)
     file = MediaFile(path)
     probe = probe_media(file)
-    assert (probe.kind, probe.width, probe.height, probe.has_sound) == ("video", 64, 48, False)
+    assert (probe.kind, probe.width, probe.height, probe.has_audio) == ("video", 64, 48, False)
     assert probe.seconds == pytest.approx(2.25, abs=0.011)
     frames = decode_clip(file, (64, 48), 54)
     assert [corners(frame) for frame in frames] == ["rgby"] * 12 + ["bbbb"] * 24 + ["rrrr"] * 18
     late = decode_clip(file, (64, 48), 12, start_seconds=1.25)
     assert [corners(frame) for frame in late] == ["bbbb"] * 6 + ["rrrr"] * 6
     with pytest.raises(MediaError, match="more than one picture"):
-        load_picture(file)
+        load_image(file)
 
 
 @pytest.mark.parametrize("form", ["webp", "png"])
@@ -134,5 +134,5 @@ def test_an_endless_animation_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(MediaError, match="more than 10000 frames"):
         probe_media(file)
     with pytest.raises(MediaError, match="more than one picture"):
-        load_picture(file)
+        load_image(file)
     assert MAX_FRAMES == 10_000

@@ -51,22 +51,22 @@ def copy_streams(out: av.container.OutputContainer, streams: list[av.stream.Stre
 def test_clip_with_sound(tmp_path: Path) -> None:
     path = film(tmp_path / "a.mp4", [counter(i) for i in range(48)], sound=tone(1.5))
     probe = probe_media(MediaFile(path))
-    assert (probe.kind, probe.width, probe.height, probe.fps, probe.has_sound) == ("video", 64, 32, 24, True)
+    assert (probe.kind, probe.width, probe.height, probe.fps, probe.has_audio) == ("video", 64, 32, 24, True)
     assert probe.seconds == pytest.approx(2.0)
-    assert probe.sound_seconds == pytest.approx(1.5, abs=0.002)  # without the padding of the last packet
+    assert probe.audio_seconds == pytest.approx(1.5, abs=0.002)  # without the padding of the last packet
     assert probe.num_bytes == path.stat().st_size
 
 
 def test_silent_clip(tmp_path: Path) -> None:
     probe = probe_media(MediaFile(film(tmp_path / "a.mp4", [counter(i) for i in range(5)])))
-    assert (probe.has_sound, probe.sound_seconds) == (False, 0.0)
+    assert (probe.has_audio, probe.audio_seconds) == (False, 0.0)
 
 
 @pytest.mark.parametrize("rate", [8_000, 44_100, 96_000])
 def test_sound(tmp_path: Path, rate: int) -> None:
     probe = probe_media(MediaFile(save_wav(tmp_path / "a.mp4", rate)))  # the name lies
-    assert (probe.kind, probe.has_sound, probe.width, probe.fps) == ("audio", True, 0, None)
-    assert probe.seconds == probe.sound_seconds == pytest.approx(2.0, abs=1e-3)
+    assert (probe.kind, probe.has_audio, probe.width, probe.fps) == ("audio", True, 0, None)
+    assert probe.seconds == probe.audio_seconds == pytest.approx(2.0, abs=1e-3)
 
 
 @pytest.mark.parametrize("suffix", ["mp3", "m4a", "flac"])
@@ -83,7 +83,7 @@ def test_cover_art_is_not_a_film(tmp_path: Path, suffix: str) -> None:
     with av.open(str(path)) as box:
         assert len(box.streams.video) == 1
     probe = probe_media(MediaFile(path))
-    assert (probe.kind, probe.has_sound) == ("audio", True)
+    assert (probe.kind, probe.has_audio) == ("audio", True)
     assert probe.seconds == pytest.approx(1.0, abs=0.08)
 
 
@@ -97,7 +97,7 @@ def test_subtitles_and_data_are_ignored(tmp_path: Path) -> None:
     ):
         copy_streams(out, [words.streams[0], box.streams[0]])
     probe = probe_media(MediaFile(tmp_path / "b.mkv"))
-    assert (probe.kind, probe.has_sound) == ("video", False)
+    assert (probe.kind, probe.has_audio) == ("video", False)
     assert probe.seconds == pytest.approx(1.0, abs=0.01)
 
 

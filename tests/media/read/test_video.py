@@ -85,7 +85,7 @@ def test_picture_later_than_sound(tmp_path: Path) -> None:
     times = [Fraction(1, 2) + t for t in steady(24)]
     file = MediaFile(film(tmp_path / "a.mp4", [counter(i + 1) for i in range(48)], times, sound=tone(2.5)))
     probe = probe_media(file)
-    assert (probe.has_sound, probe.seconds) == (True, pytest.approx(2.5, abs=0.01))
+    assert (probe.has_audio, probe.seconds) == (True, pytest.approx(2.5, abs=0.01))
     assert counts(decode_clip(file, CANVAS, 60)) == [1] * 12 + list(range(1, 49))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from h3serve.runtime.offload.block_streaming import Courier, Streamed, empty, install, spread
+from h3serve.runtime.offload.block_streaming import Prefetcher, Streamed, empty, install, spread
 from h3serve.runtime.offload.weight_store import FileStore, HostStore
 from tests.runtime.stores import block_groups, shapes, tiny_index, write_tiny
 
@@ -58,7 +58,7 @@ def test_same_bits(stack: Stack, depth: int, resident: int, cyclic: bool) -> Non
     expected = stack(x)
     store = Memory(stack.blocks)
     empty(stack)
-    courier = Courier(store, CPU)
+    courier = Prefetcher(store, CPU)
     with Streamed(stack.blocks, courier, first_group=0, depth=depth, resident=resident, cyclic=cyclic) as streamed:
         for _ in range(3):
             assert torch.equal(stack(x), expected)
@@ -70,7 +70,7 @@ def test_same_bits(stack: Stack, depth: int, resident: int, cyclic: bool) -> Non
 
 def test_each_pass_sends_each_moving_block_once(stack: Stack) -> None:
     store = Memory(stack.blocks)
-    courier = Courier(store, CPU)
+    courier = Prefetcher(store, CPU)
     with Streamed(stack.blocks, courier, first_group=0, depth=1, cyclic=True):
         stack(torch.randn(1, 8))
         stack(torch.randn(1, 8))
@@ -82,7 +82,7 @@ def test_any_order_and_repeats(stack: Stack) -> None:
     x = torch.randn(2, 8)
     order = [3, 3, 0, 4, 2, 2, 1, 4]
     expected = [stack.blocks[i](x) for i in order]
-    courier = Courier(Memory(stack.blocks), CPU)
+    courier = Prefetcher(Memory(stack.blocks), CPU)
     with Streamed(stack.blocks, courier, first_group=0, depth=1):
         for i, value in zip(order, expected, strict=True):
             assert torch.equal(stack.blocks[i](x), value)
@@ -99,7 +99,7 @@ def test_a_failing_read_reaches_the_caller_and_leaves_nothing(stack: Stack) -> N
         send(group, target)
 
     store.send = failing  # type: ignore[method-assign]
-    courier = Courier(store, CPU)
+    courier = Prefetcher(store, CPU)
     with (
         pytest.raises(OSError, match="the disk is gone"),
         Streamed(stack.blocks, courier, first_group=0, depth=1),
@@ -123,7 +123,7 @@ def test_a_transformer_streamed_from_its_files(tmp_path: Path, pinned_copy: bool
     store = HostStore(files.flats, files.send, pinned=False) if pinned_copy else files
     kept = {name: p.clone() for name, p in network.blocks.named_parameters()}
     empty(network.blocks)
-    courier = Courier(store, CPU)
+    courier = Prefetcher(store, CPU)
     seen = {}
     with Streamed(network.blocks, courier, first_group=0, depth=1):
         for number, block in enumerate(network.blocks):

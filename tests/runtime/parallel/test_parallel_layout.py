@@ -12,8 +12,8 @@ HEADS = 56
 
 def test_every_rank_is_in_one_team_of_each_kind() -> None:
     shape = Shape(ulysses=2, tp=4)
-    assert shape.tp_teams() == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert shape.ulysses_teams() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert shape.tp_groups() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert shape.ulysses_groups() == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from sqlalchemy.exc import OperationalError
 
 from h3serve.service.jobs.data_folder import DataFolder
 from h3serve.service.jobs.disk_reserve import Reserve
-from h3serve.service.jobs.janitor import Caretaker
+from h3serve.service.jobs.janitor import Janitor
 from h3serve.service.jobs.job import Outcome
 from h3serve.service.jobs.job_states import State
 from h3serve.service.jobs.job_store import JobStore
@@ -90,7 +90,7 @@ def test_on_a_full_disk_jobs_are_ended_and_removed_and_none_is_taken(full: tuple
 def test_on_a_full_disk_retention_goes_on(full: tuple[DataFolder, JobStore]) -> None:
     folder, store = full
     film = in_state(store, State.COMPLETED)
-    Caretaker(store, folder, Retention(files_s=0.0), every_s=60)._expire()
+    Janitor(store, folder, Retention(files_s=0.0), every_s=60)._expire()
     assert store.get(film).state is State.EXPIRED and not folder.job(film).exists()  # type: ignore[union-attr]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from h3serve.runtime.parallel.process_group import Team
+from h3serve.runtime.parallel.process_group import ProcessGroup
 from h3serve.runtime.parallel.tensor_parallel import cut_denoiser
 from h3serve.weights.demo.demo_random import write_demo_checkpoint
 from h3serve.weights.files.checkpoint_folder import open_folder
@@ -39,7 +39,7 @@ def test_shares_put_together_are_the_whole(tmp_path: Path, layout: str, monkeypa
 
     monkeypatch.setattr(EntryReader, "read", note)
     for index in range(COUNT):
-        cut = cut_denoiser(Team(range(COUNT), index))
+        cut = cut_denoiser(ProcessGroup(range(COUNT), index))
         share = load_component(open_component(model, "transformer", "fl2va"), dtype=torch.float32, cut=cut).state_dict()
         assert share.keys() == whole.keys()
         for name, value in share.items():
