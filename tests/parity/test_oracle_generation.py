@@ -47,7 +47,8 @@ def test_recorded_request(name: str, oracle: Path, generator: Generator) -> None
         rules = replace(rules, max_canvas_area=RELEASED_SIZES.max_canvas_area)
     ratio = case["request"]["target"]["aspect_ratio"] if case["task"] == "fl2va" else "4:3"
     request = parse_request({**case["request"], "target": {**case["request"]["target"], "aspect_ratio": ratio}})
-    ingest = Ingest(rules, replace(LIMITS, min_reference_seconds=0.5), SourcePolicy(base=oracle))
+    limits = replace(LIMITS, min_reference_seconds=0.5)
+    ingest = Ingest(rules, limits=limits, sources=SourcePolicy(base=oracle))
     plan, prepared = ingest.read(request)
     if name in OTHER_PIXELS:
         prepared = [_with_frames(p, theirs[f"prepared_ref{i}_frames"]) for i, p in enumerate(prepared)]
