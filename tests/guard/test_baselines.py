@@ -76,6 +76,7 @@ def test_slower_steps_fail():
 def test_a_stage_that_is_gone_or_new_fails():
     assert seconds(stage_seconds={"denoise": 90.0, "decode video": 8.0}) == {"encode text time"}
     assert seconds(stage_seconds={**USUAL.stage_seconds, "rest": 0.1}) == {"rest time"}
+    assert seconds(stage_seconds={**USUAL.stage_seconds, "rest": 0.001}) == {"rest time"}  # however short
 
 
 @pytest.mark.parametrize("steps", [[], [11.0, 11.0]])
