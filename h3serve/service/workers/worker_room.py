@@ -12,7 +12,6 @@ from h3serve.core.errors import CapacityError, RequestError
 from h3serve.core.estimate_memory import gib
 from h3serve.service.jobs.error_replies import Refusal
 
-_GPU = re.compile(r"cuda:(\d{1,3})")
 _GROUP_ROOT = Path("/sys/fs/cgroup")
 _GROUPS = (  # of a container, version 2 and 1
     ("memory.max", "memory.current"),
