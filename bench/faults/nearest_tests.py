@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PER_TEST_S = 120
-FIRST_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+FIRST_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)  # parameters may hold blanks
 
 
 @dataclass(frozen=True)

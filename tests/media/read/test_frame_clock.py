@@ -150,6 +150,17 @@ def test_a_trimmed_phone_clip(tmp_path: Path, frames: int) -> None:
     assert counts(decode_clip(file, CANVAS, 96 - frames)) == list(range(frames, 96))
 
 
+@pytest.mark.parametrize("frames", [1, 20, 47])
+def test_a_clip_trimmed_at_its_end(tmp_path: Path, frames: int) -> None:
+    """What lies behind the edit list's end is in the file, but not of the video."""
+    path = film(tmp_path / "a.mp4", [counter(i) for i in range(96)], options={"crf": "8", "bf": "2", "g": str(GROUP)})
+    raw = bytearray(path.read_bytes())
+    movie, at = struct.unpack_from(">I", raw, raw.index(b"mvhd") + 4 + 12)[0], raw.index(b"elst") + 12
+    struct.pack_into(">I", raw, at, struct.unpack_from(">I", raw, at)[0] - frames * movie // 24)
+    path.write_bytes(raw)
+    assert probe_media(MediaFile(path)).seconds == pytest.approx((96 - frames) / 24, abs=0.01)
+
+
 def test_a_head_that_never_ends_is_refused(tmp_path: Path) -> None:
     """Without any key frame there is nothing to show, and looking for one ends."""
     source = film(tmp_path / "a.mkv", [counter(i) for i in range(60)], options={"crf": "8", "bf": "0", "g": "600"})

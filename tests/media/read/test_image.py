@@ -309,7 +309,10 @@ def test_first_keyframe_is_stretched_second_is_cropped() -> None:
         )
 
 
-@pytest.mark.parametrize(("size", "canvas"), [((37, 91), (96, 64)), ((91, 37), (96, 64)), ((50, 50), (64, 96))])
+@pytest.mark.parametrize(
+    ("size", "canvas"),
+    [((37, 91), (96, 64)), ((91, 37), (96, 64)), ((37, 92), (96, 64)), ((92, 37), (96, 64)), ((50, 50), (64, 96))],
+)
 def test_cover_crop_numbers(size: tuple[int, int], canvas: tuple[int, int]) -> None:
     """Scale max(cw/w, ch/h), sides rounded but never below the canvas, crop at floor((resized - c)/2)."""
     picture = np.random.default_rng(2).integers(0, 256, (size[1], size[0], 3), np.uint8)

@@ -201,6 +201,14 @@ def test_bad_tar_members(temp: Path, archive: tuple[Path, int], ending: str, mat
     refused(f"tar+offset://{archive[0]}:{ending}", SourcePolicy(temp_folder=temp), match)
 
 
+def test_a_member_ends_with_its_archive_at_the_latest(temp: Path, archive: tuple[Path, int]) -> None:
+    path, length = archive[0], archive[0].stat().st_size
+    policy = SourcePolicy(temp_folder=temp, folders=(path.parent,))
+    last = f"tar+offset://{path}:{header(offset_data=length - 5, size=5)}"
+    assert read(last, policy) == path.read_bytes()[-5:]
+    refused(f"tar+offset://{path}:{header(offset_data=length - 4, size=5)}", policy, "the archive ends 1 bytes before")
+
+
 def test_a_large_archive_is_bounded_by_its_member(temp: Path, archive: tuple[Path, int]) -> None:
     """Shards of 10 GB are ordinary: what is copied counts, not what it lies in."""
     path, offset = archive

@@ -197,3 +197,34 @@ def test_truncated_file_does_not_verify(tmp_path: Path) -> None:
     for name in "bc":
         with pytest.raises(OutputError):
             verify_mp4(tmp_path / f"{name}.mp4", width=WIDTH, height=HEIGHT, num_frames=22)
+
+
+def by_hand(path: Path, *, rate: int = 32_000, layout: str = "stereo", fps: int = 24, audio_codec: str = "aac") -> None:
+    """22 grey frames with silence, written by PyAV alone."""
+    with av.open(str(path), "w") as box:
+        video = box.add_stream("libx264", rate=fps, options={"bf": "0"})
+        video.width, video.height, video.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        audio = box.add_stream(audio_codec, rate=rate, layout=layout)
+        for _ in range(22):
+            box.mux(video.encode(av.VideoFrame.from_ndarray(np.full((HEIGHT, WIDTH, 3), 128, np.uint8))))
+        silence = np.zeros((audio.codec_context.layout.nb_channels, rate * 22 // fps), np.float32)
+        sound = av.AudioFrame.from_ndarray(silence, format="fltp", layout=layout)
+        sound.sample_rate = rate
+        box.mux([*video.encode(None), *audio.encode(sound), *audio.encode(None)])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rate": 48_000}, r"audio is \('aac', 48000, 2\)"),
+        ({"layout": "mono"}, r"audio is \('aac', 32000, 1\)"),
+        ({"audio_codec": "libmp3lame"}, "audio is .*mp3"),
+        ({"fps": 25}, "fps is 25"),
+    ],
+)
+def test_a_file_of_other_streams_does_not_verify(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    by_hand(tmp_path / "right.mp4")
+    verify_mp4(tmp_path / "right.mp4", width=WIDTH, height=HEIGHT, num_frames=22)
+    by_hand(tmp_path / "wrong.mp4", **change)  # type: ignore[arg-type]
+    with pytest.raises(OutputError, match=message):
+        verify_mp4(tmp_path / "wrong.mp4", width=WIDTH, height=HEIGHT, num_frames=22)

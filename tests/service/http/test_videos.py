@@ -404,6 +404,13 @@ def test_another_site_cannot_write(http: TestClient, store: JobStore) -> None:
     assert http.post("/v1/videos", json=T2VA, headers={"Origin": "http://testserver"}).status_code == 200
 
 
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "MKCOL"])
+def test_no_method_that_may_write_is_taken_from_another_site(http: TestClient, method: str) -> None:
+    """RFC 9110, 9.2.1: all but GET, HEAD, OPTIONS and TRACE may change something."""
+    assert http.request(method, "/v1/videos", headers={"Origin": "https://evil.example"}).status_code == 403
+    assert http.request(method, "/v1/videos/video_no").status_code != 403
+
+
 def test_requests_are_measured_by_route(http: TestClient) -> None:
     http.get("/v1/videos/video_no")
     http.request("BREW", "/v1/videos/video_no")

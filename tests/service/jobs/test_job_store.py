@@ -1,5 +1,6 @@
 import sqlite3
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -92,6 +93,36 @@ def test_delete_hides_a_running_job_at_once(store: JobStore) -> None:
     assert store.ids() == set()
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_webhook_is_owed_unless_nobody_wants_the_job_any_more(store: JobStore, is_deleted: bool) -> None:
+    job = put(store, webhook_url="http://hooks.example/")
+    take(store)
+    if is_deleted:
+        store.delete(job.id)
+    store.finish(job.id, FAILED)
+    owed = [] if is_deleted else [job.id]
+    assert [found.id for found in store.owed_webhooks(time.time() + 1, 10)] == owed
+
+
+@pytest.mark.parametrize(("counts", "attempts"), [(True, 1), (False, 0)])
+def test_a_job_that_is_put_back_has_not_started(store: JobStore, counts: bool, attempts: int) -> None:
+    job = put(store)
+    assert take(store).started_at is not None
+    again = store.requeue(job.id, counts=counts)
+    assert again is not None and again.state is State.QUEUED
+    assert again.started_at is None and again.attempts == attempts
+
+
+def test_an_expired_job_has_no_bytes(store: JobStore) -> None:
+    job = put(store)
+    take(store)
+    done = store.finish(job.id, DONE)
+    assert done is not None and done.bytes == 7
+    gone = store.expire(job.id)
+    assert gone is not None and gone.state is State.EXPIRED and gone.bytes == 0
+    assert store.expire(job.id) is None
+
+
 def test_idempotency(store: JobStore) -> None:
     def send(key: str, fingerprint: str, owner: str = "") -> tuple[str, bool]:
         new = NewJob(new_id(), "t2va", {}, {}, owner, 0, key, fingerprint)
@@ -120,6 +151,18 @@ def test_the_queue_is_bounded_and_says_whose_bound(store: JobStore) -> None:
         store.put(NewJob(new_id(), "t2va", {}, {}, "cat"), Admission(3, {"ann": 2})).result()
 
 
+def test_only_jobs_that_wait_fill_a_keys_queue(store: JobStore) -> None:
+    two_each = Admission(10, keys={"ann": 2, "bob": 2})
+    for _ in range(3):
+        put(store, owner="ann")
+        store.finish(take(store).id, DONE)
+    store.check_room("ann", two_each)
+    put(store, owner="ann"), put(store, owner="ann")
+    with pytest.raises(QueueFull):
+        store.check_room("ann", two_each)
+    store.check_room("bob", two_each)
+
+
 def test_the_bound_holds_under_many_writers(store: JobStore) -> None:
     def send(_: int) -> bool:
         try:
@@ -142,6 +185,14 @@ def test_pages_cover_every_job_once(store: JobStore, newest_first: bool) -> None
         seen += [job.id for job in found]
         after = seen[-1]
     assert seen == (made[::-1] if newest_first else made)
+
+
+@pytest.mark.parametrize(("limit", "more"), [(1, True), (2, True), (3, False), (4, False)])
+def test_more_follow_only_if_they_do(store: JobStore, limit: int, more: bool) -> None:
+    for _ in range(3):
+        put(store)
+    found, said = store.page(owner=None, after=None, limit=limit, newest_first=True)
+    assert len(found) == min(limit, 3) and said is more
 
 
 def test_owners_see_their_own(store: JobStore) -> None:

@@ -76,6 +76,15 @@ ENDS = (State.COMPLETED, State.FAILED, State.CANCELLED)
 
 
 @pytest.mark.parametrize("end", ENDS)
+def test_records_are_forgotten_however_the_job_ended(folder: DataFolder, store: JobStore, end: State) -> None:
+    """One of a completed job only after its files went: until then they can be fetched."""
+    old, young = (ended(store, folder, end, age_s=age, inputs=5) for age in (100, 60))
+    expire(store, folder, Retention(files_s=50, records_s=80))
+    assert state(store, old) is None
+    assert state(store, young) is (State.EXPIRED if end is State.COMPLETED else end)
+
+
+@pytest.mark.parametrize("end", ENDS)
 def test_inputs_go_by_age_however_the_job_ended(folder: DataFolder, store: JobStore, end: State) -> None:
     old = ended(store, folder, end, age_s=100, inputs=5)
     young = ended(store, folder, end, age_s=0, inputs=5)

@@ -1,5 +1,6 @@
 """How long a video will take, judged by those that were made: seconds as one H200 gave them."""
 
+import asyncio
 from collections.abc import Iterable
 
 import pytest
@@ -7,17 +8,22 @@ import pytest
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
 from h3serve.service.jobs.job import Json
-from h3serve.service.jobs.seconds_estimate import seconds_for
+from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.seconds_estimate import Patience, seconds_for
 
 
 class History:
     """The finished jobs of a store, newest first."""
 
-    def __init__(self, jobs: Iterable[tuple[float, Json]]) -> None:
+    def __init__(self, jobs: Iterable[tuple[float, Json]], *, running: int = 0) -> None:
         self.jobs = [(seconds, float(plan["petaflops"])) for seconds, plan in jobs]
+        self.running = running
 
-    def recent_work(self, limit: int) -> list[tuple[float, float]]:
+    def recent_work(self, limit: int = 20) -> list[tuple[float, float]]:
         return self.jobs[:limit]
+
+    def counts(self) -> dict[State, int]:
+        return {State.IN_PROGRESS: self.running}
 
 
 def plan(edge: int, seconds: float, steps: int = 50) -> Json:
@@ -58,3 +64,21 @@ def test_one_that_was_held_up_is_outvoted() -> None:
 
 def test_of_many_the_nearest_count() -> None:
     assert estimate(FIVE, *[(5000.0, TEN)] * 9, *[(264.0, FIVE)] * 5) == 264.0
+
+
+@pytest.mark.parametrize(
+    ("jobs", "running", "workers", "seconds"),
+    [
+        ([(100.0, FIVE), (200.0, FIVE)], 1, 1, 150),  # one ends every 150 s
+        ([(100.0, FIVE), (200.0, FIVE)], 3, 1, 50),  # three run beside each other
+        ([(100.0, FIVE), (200.0, FIVE)], 0, 4, 38),  # four could
+        ([(5000.0, FIVE)], 1, 1, 600),  # a client should look again after ten minutes at the latest
+        ([(0.2, FIVE)], 4, 4, 1),
+        ([], 0, 1, 30),  # nothing is known yet
+    ],
+)
+def test_seconds_until_a_place_is_free(
+    jobs: list[tuple[float, Json]], running: int, workers: int, seconds: int
+) -> None:
+    history = History(jobs, running=running)
+    assert asyncio.run(Patience().seconds(history, workers)) == seconds  # type: ignore[arg-type]

@@ -76,9 +76,11 @@ def test_tensor_lacking_in_its_shard(tmp_path: Path) -> None:
         read_index(tmp_path)
 
 
-def test_tensor_in_two_shards(tmp_path: Path) -> None:
+@pytest.mark.parametrize("again", [torch.zeros(1), torch.zeros(2, 3)])
+def test_tensor_in_two_shards(again: torch.Tensor, tmp_path: Path) -> None:
+    """Refused whether or not the two look alike: nobody can know which one is meant."""
     write_shards(tmp_path)
-    save_file({n: torch.zeros(1) for n in "acd"}, tmp_path / SECOND)
+    save_file({"a": again, "c": torch.zeros(5), "d": torch.zeros(())}, tmp_path / SECOND)
     with pytest.raises(CheckpointError, match=f"a is in both {FIRST} and {SECOND}"):
         read_index(tmp_path)
 

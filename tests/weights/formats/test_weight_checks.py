@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -211,6 +212,18 @@ def test_a_good_checkpoint_is_quiet(original: Path, caplog: pytest.LogCaptureFix
 def test_damaged_record(text: str, reason: str, copy: Path) -> None:
     (copy / FILE).write_text(text)
     with pytest.raises(CheckpointError, match=reason):
+        load(copy)
+
+
+def test_a_record_of_a_tensor_that_the_model_does_not_have(copy: Path) -> None:
+    file = copy / FILE
+    record_of_all = json.loads(file.read_text())
+    of_one = record_of_all["probes"]["transformer/fl2va"]
+    of_one["blocks.99.attn.qkv_proj.weight"] = next(iter(of_one.values()))
+    file.write_text(json.dumps(record_of_all))
+    with pytest.raises(
+        CheckpointError, match=r"blocks\.99\.attn\.qkv_proj\.weight: recorded, but not part of the model"
+    ):
         load(copy)
 
 
