@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from h3serve.cli import flags
 from h3serve.cli.console import say
+from h3serve.cli.options import with_options
 from h3serve.core.errors import CheckpointError
 from h3serve.core.limits import DEFAULT_STEPS, LIMITS, Partition
-from h3serve.core.settings import cache_folder
+from h3serve.core.settings import EngineSettings, cache_folder
 
 if TYPE_CHECKING:
     from h3serve.runtime.adaln.adaln_cache import AdaLN
 
 app = typer.Typer(help="Modulation tables on disk.", no_args_is_help=True)
 
+OPTIONS = ("model", "device", "dtype", "cache")
 Partitioned = Annotated[str, typer.Option(help="fl2va or ref2va.")]
 Shift = Annotated[
     float | None,
@@ -26,18 +26,17 @@ Shift = Annotated[
 
 
 @app.command("build")
+@with_options(only=OPTIONS)
 def build(
-    model: flags.Model = "demo",
+    *,
     partition: Partitioned = "fl2va",
     steps: Annotated[int, typer.Option(help="Model evaluations.", min=1, max=LIMITS.max_steps)] = DEFAULT_STEPS,
     flow_shift: Shift = None,
     audio_flow_shift: Shift = None,
-    device: flags.Device = "auto",
-    dtype: flags.DType = "auto",
-    cache: flags.Cache = None,
+    settings: EngineSettings,
 ) -> None:
     """Make the tables of one schedule and keep them."""
-    tiers, shifts = _tiers(model, partition, device, dtype, cache)
+    tiers, shifts = _tiers(partition, settings)
     from h3serve.pipeline.schedule import default_times
 
     chosen = (flow_shift or shifts[0], audio_flow_shift or shifts[1])
@@ -46,31 +45,31 @@ def build(
 
 
 @app.command("show")
+@with_options(only=OPTIONS)
 def show(
-    model: flags.Model = "demo",
+    *,
     partition: Partitioned = "fl2va",
-    device: flags.Device = "auto",
-    dtype: flags.DType = "auto",
-    cache: flags.Cache = None,
+    settings: EngineSettings,
 ) -> None:
     """List the files there are, and whether they are of this model and machine."""
-    _list(_tiers(model, partition, device, dtype, cache)[0])
+    _list(_tiers(partition, settings)[0])
 
 
-def _tiers(
-    model: str, partition: str, device: str, dtype: str, cache: Path | None
-) -> tuple[AdaLN, tuple[float, float]]:
+def _tiers(partition: str, settings: EngineSettings) -> tuple[AdaLN, tuple[float, float]]:
     from h3serve.pipeline.engine import resolve_device, resolve_dtype
     from h3serve.runtime.loading import load_modulation
     from h3serve.weights.formats.opened_component import open_component
     from h3serve.weights.locate import locate
 
-    name, where = _partition(partition), resolve_device(device)
-    folder = locate(model, name, cache=cache)
+    name, where = _partition(partition), resolve_device(settings.device)
+    folder = locate(settings.model, name, cache=settings.cache)
     shifts = folder.partition(name).shifts
-    kept = cache_folder(cache)
+    kept = cache_folder(settings.cache)
     tiers = load_modulation(
-        open_component(folder, "transformer", name), device=where, dtype=resolve_dtype(dtype, where), cache=kept
+        open_component(folder, "transformer", name),
+        device=where,
+        dtype=resolve_dtype(settings.dtype, where),
+        cache=kept,
     )
     return tiers, (shifts.video, shifts.audio)
 

@@ -6,17 +6,19 @@ from typing import Annotated
 
 import typer
 
-from h3serve.cli import flags
 from h3serve.cli.console import say
+from h3serve.cli.options import with_options
 from h3serve.core.errors import CheckpointError, RequestError
 from h3serve.core.limits import Partition
+from h3serve.core.settings import ModelSettings
 
 
+@with_options(only=("revision", "cache"))
 def inspect(
+    *,
     model: Annotated[str, typer.Argument(help="A folder, a hub id, or demo.")],
     partition: Annotated[str | None, typer.Option(help="Which must be there (and is fetched of a hub id).")] = None,
-    revision: flags.Revision = None,
-    cache: flags.Cache = None,
+    settings: ModelSettings,
 ) -> None:
     """Print partitions, layout, tensors, dtypes, bytes and the load canary's verdict."""
     from h3serve.weights.formats.inspection import ComponentReport, inspect_model
@@ -28,7 +30,7 @@ def inspect(
         head = f"{part.partition} {part.name}: {counts}, {part.bytes:,} bytes in {part.files} files"
         return [head, *(f"  {finding.level}: {finding.text}" for finding in part.findings)]
 
-    report = inspect_model(locate(model, _partition(partition), revision=revision, cache=cache))
+    report = inspect_model(locate(model, _partition(partition), revision=settings.revision, cache=settings.cache))
     say(f"{report.root}: {report.layout} layout")
     for name, tasks in report.partitions.items():
         shifts = report.shifts[name]

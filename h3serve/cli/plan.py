@@ -3,63 +3,54 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from h3serve.cli import flags
-from h3serve.cli.body import build_request, read_body
 from h3serve.cli.console import say
+from h3serve.cli.options import with_options
+from h3serve.cli.request_flags import RequestFile, RequestFlags, build_request
 from h3serve.core.geometry import RELEASED_SIZES, SizeRules
 from h3serve.core.limits import PARTITION_OF, Partition
-from h3serve.core.settings import is_float8
+from h3serve.core.settings import ModelSettings
 
 if TYPE_CHECKING:
     from h3serve.runtime.machine import Machine
     from h3serve.runtime.offload.network_sizes import Held
 
 
+@with_options(only=(*(known.name for known in fields(RequestFlags)), "cache", "quantize", "residency"))
 def plan(
-    request_file: flags.RequestFile = None,
+    *,
+    request_file: RequestFile = None,
     model: Annotated[
         str | None, typer.Option(help="Take sizes from this checkpoint; the released ones if left out.")
     ] = None,
-    task: flags.Task = None,
-    prompt: flags.Prompt = None,
-    first_frame: flags.FirstFrame = None,
-    last_frame: flags.LastFrame = None,
-    reference: flags.Reference = None,
-    short_edge: flags.ShortEdge = None,
-    aspect_ratio: flags.AspectRatio = None,
-    duration: flags.Duration = None,
-    steps: flags.Steps = None,
-    seed: flags.Seed = None,
-    cache: flags.Cache = None,
-    quantize: flags.Quantize = "auto",
-    residency: flags.Residency = "auto",
+    flags: RequestFlags,
+    settings: ModelSettings,
     device_gib: Annotated[float | None, typer.Option(help="Device memory to plan for; this GPU's if left out.")] = None,
     host_gib: Annotated[float | None, typer.Option(help="Host memory to plan for; this machine's if left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show canvas, frames, rows, work and memory of a request."""
-    fields = flags.request_fields(task, prompt, short_edge, aspect_ratio, duration, steps, seed)
-    keyframes = {0: first_frame, -1: last_frame}
-    request = build_request(read_body(request_file), fields, keyframes=keyframes, references=reference or [])
+    request = build_request(request_file, flags)
     from h3serve.pipeline.ingest import Ingest
     from h3serve.runtime.offload.network_sizes import choose_on, released
 
-    float8 = is_float8("lossless", quantize)
+    float8 = settings.float8
     machine = _machine(device_gib, host_gib)
     rules, held = RELEASED_SIZES, released(float8=float8)
     if model is not None:
-        rules, held = _checkpoint(model, PARTITION_OF[request.task], cache, on_gpu=machine is not None, float8=float8)
+        rules, held = _checkpoint(
+            model, PARTITION_OF[request.task], settings.cache, on_gpu=machine is not None, float8=float8
+        )
     resolved = Ingest(rules, held.model).plan(request)
     shown, lines = resolved.describe(), []
     if machine is not None:
         fused = device_gib is None and _fuses_here(held)
-        choice = choose_on(machine, residency, resolved, held, fused=fused, float8=float8)
+        choice = choose_on(machine, settings.residency, resolved, held, fused=fused, float8=float8)
         shown["placement"], lines = choice.describe(), choice.lines()
     if as_json:
         say(json.dumps(shown, indent=2))

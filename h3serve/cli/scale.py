@@ -12,7 +12,7 @@ from h3serve.cli.console import say
 from h3serve.core.errors import H3Error, RequestError
 from h3serve.service.service_settings import ServiceSettings
 
-_DEFAULT = ServiceSettings(model="demo")
+_DEFAULT = ServiceSettings()
 _TIMEOUT_S = 30.0
 
 

@@ -1,10 +1,10 @@
-"""How an engine runs: one frozen value per concern, defaults in one place."""
+"""How an engine runs. Each option is defined once, here: name, type, default and the sentence that explains it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from h3serve.core.errors import RequestError
 from h3serve.core.limits import Partition, Quality
@@ -16,29 +16,55 @@ Quantize = Literal["auto", "none", "fp8"]
 EncoderShare = Literal["auto", "sharded", "replicated"]
 
 
-@dataclass(frozen=True)
-class EngineSettings:
-    """Which checkpoint, which partition, on which device, at which tier."""
+def option(default: Any, text: str, **shown: Any) -> Any:
+    """Returns a field of a settings class, with `text` saying what it does: to the command line, and to who reads here.
 
-    model: str  # a folder, a hub id, or "demo"
-    partition: Partition | Literal["both"] = "fl2va"  # both: two transformers, the rest shared
-    device: str = "cuda"  # cpu, cuda, cuda:N, or auto: a GPU if there is one
-    dtype: DType = "auto"  # auto: float32 on cpu, the release's bfloat16 on cuda
-    quality: Quality = "lossless"
-    quantize: Quantize = "auto"  # layers of transformer and text encoder; auto: what the tier runs on
-    residency: Residency = "auto"
-    cache: str | None = None  # folder for what is made once or fetched, and kept; ~/.cache/h3serve if left out
-    encodings_cache: str | None = None  # folder where encoded prompts and references are kept; None: in memory only
-    revision: str | None = None
-    gpus: int = 1  # ranks that make one clip together
-    ulysses: int | None = None  # of them, so many share the sequence (None: follows from tp, or is chosen)
-    tp: int | None = None  # and so many share every linear
-    text_encoder: EncoderShare = "auto"  # over all ranks or whole on each; auto: sharded where it can be
+    `shown` holds what differs on the command line: `flag` (not the field's name), `command_line`
+    (another default), `least` (a lower bound),
+    `unit` (that a flag's number counts in).
+    """
+    return field(default=default, metadata={"help": text, **shown})
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Which checkpoint, which partition, and how it is held and computed, wherever it runs."""
+
+    model: str = option("demo", "A folder, a hub id, or demo.")
+    partition: Partition | Literal["both"] = option(
+        "fl2va", "fl2va, ref2va, or both: two transformers, the rest shared."
+    )
+    dtype: DType = option("auto", "float32, bfloat16, or auto: float32 on a CPU, the release's bfloat16 on a GPU.")
+    quality: Quality = option("lossless", "exact, lossless, or fast: layers of 8 bits, half the memory.")
+    quantize: Quantize = option(
+        "auto", "Linear layers of transformer and text encoder: none, fp8, or auto: fp8 at fast."
+    )
+    residency: Residency = option("auto", "Where weights live: auto, resident, offload or stream.")
+    cache: Path | None = option(
+        None, "Folder for what is made once or fetched, and kept; ~/.cache/h3serve if left out."
+    )
+    encodings_cache: Path | None = option(
+        None, "Keep encoded prompts and references in this folder, for later runs too; in memory only if left out."
+    )
+    revision: str | None = option(None, "Revision of a hub id.")
+    gpus: int = option(1, "GPUs that make one video together.")
+    ulysses: int | None = option(None, "Of them, so many share the sequence; chosen if left out.")
+    tp: int | None = option(None, "So many share every linear layer; chosen if left out.")
+    text_encoder: EncoderShare = option(
+        "auto", "On several GPUs: sharded over them, replicated on each, or auto: sharded where it can be."
+    )
 
     @property
     def float8(self) -> bool:
         """Whether linear layers are quantized to 8 bits while they are read."""
         return is_float8(self.quality, self.quantize)
+
+
+@dataclass(frozen=True)
+class EngineSettings(ModelSettings):
+    """A model on one device, or with `gpus` on several of one kind."""
+
+    device: str = option("cuda", "cpu, cuda, cuda:N, or auto: a GPU if there is one.", command_line="auto")
 
 
 def cache_folder(setting: str | Path | None) -> Path:

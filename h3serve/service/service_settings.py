@@ -1,15 +1,12 @@
-"""Every option of the service, once, with its default; the command line reads this class."""
+"""How a server runs. Each option is defined once, here: name, type, default and the sentence that explains it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
-from h3serve.core.limits import Partition, Quality
-from h3serve.core.settings import Quantize
+from h3serve.core.settings import ModelSettings, option
 
 GIB = 2**30
 DAY_S = 86400.0
@@ -19,8 +16,12 @@ DAY_S = 86400.0
 class Retention:
     """Bounds in seconds and bytes; None keeps without bound. Records outlive their files."""
 
-    files_s: float | None = 7 * DAY_S
-    files_bytes: int | None = None
+    files_s: float | None = option(
+        7 * DAY_S, "Days that files of jobs that ended are kept.", flag="--keep-days", unit=DAY_S
+    )
+    files_bytes: int | None = option(
+        None, "GiB of files of jobs that ended that are kept.", flag="--keep-gib", unit=GIB
+    )
     records_s: float | None = 30 * DAY_S
 
 
@@ -55,8 +56,10 @@ class BodyLimits:
 class ConnectionLimits:
     """Bounds of HTTP connections; who is past one is cut off."""
 
-    most: int = 4000  # fewer where the system's limit of open files is lower
-    streams: int = 100  # event streams of one API key
+    most: int = option(  # fewer where the system's limit of open files is lower
+        4000, "Open HTTP connections.", flag="--max-connections", least=8
+    )
+    streams: int = option(100, "Open event streams of one API key.", flag="--max-streams", least=1)
     header_s: float = 20.0  # for a request's header
     body_s: float = 30.0  # for its body, and as long again as it takes at `body_rate`
     body_rate: float = 16 * 2**10  # bytes a second
@@ -65,39 +68,36 @@ class ConnectionLimits:
 
 
 @dataclass(frozen=True)
-class ServiceSettings:
-    """How a server runs. `model` is a folder, a hub id or "demo"."""
+class ServiceSettings(ModelSettings):
+    """What a server loads, on which devices, and what it lets its callers do."""
 
-    model: str
-    data: Path = Path("h3serve-data")
-    database: str | None = None  # a PostgreSQL URL; None: SQLite in the data folder
-    host: str = "127.0.0.1"
-    port: int = 8000
-    allowed_hosts: tuple[str, ...] = ()  # names that requests may call this server, beside loopback and `host`
-    partition: Partition | Literal["both"] = "fl2va"
-    devices: tuple[str, ...] = ("auto",)  # one worker, with its own copy of the model, on each
-    dtype: str = "auto"
-    quality: Quality = "lossless"
-    quantize: Quantize = "auto"
-    residency: str = "auto"
-    cache: Path | None = None  # folder where workers keep what is made once or fetched
-    encodings_cache: Path | None = None  # folder where workers keep encoded prompts and references
-    revision: str | None = None
-    aliases: tuple[str, ...] = ()  # other names that callers may send as `model`
-    gpus: int = 1  # of one worker, which make one clip together
-    ulysses: int | None = None
-    tp: int | None = None
-    text_encoder: str = "auto"
-    ray: str | None = None  # workers run on this Ray cluster (an address, or auto), one per entry of `devices`
-    max_queued: int = 100
-    drain_s: float = 600.0
-    keys: Path | None = None  # file of hashed API keys; None: anybody may call
-    admin_without_key: bool = False  # without keys, clients on this machine may use the admin routes
-    folders: tuple[Path, ...] = ()  # conditions may name files below these
-    weights: Path | None = None  # weight updates may name checkpoints below this folder; None: no updates
-    fetch_urls: bool = True  # conditions may name http(s) URLs
-    webhook_secret: Path | None = None  # file with the signing secret; None: no webhooks
-    webhook_private: bool = False  # deliver to private addresses too
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port; 0 takes a free one.")
+    allowed_hosts: tuple[str, ...] = option(
+        (), "Name that requests may call the server, beside loopback. Repeatable.", flag="--allowed-host"
+    )
+    data: Path = option(Path("h3serve-data"), "Folder of jobs and their files.")
+    database: str | None = option(None, "postgresql+psycopg://… instead of SQLite in --data.")
+    devices: tuple[str, ...] = option(
+        ("auto",), "One worker, with its own copy of the model, on each: cuda:0, cpu. Repeatable.", flag="--device"
+    )
+    aliases: tuple[str, ...] = option(
+        (), "NAME=MODEL: callers may name the model so, such as sora-2=demo. Repeatable.", flag="--model-alias"
+    )
+    ray: str | None = option(None, "Run workers on a Ray cluster: its address, or auto.")
+    max_queued: int = option(100, "Jobs that may wait; more get 429.")
+    drain_s: float = option(600.0, "Seconds running jobs may take after SIGTERM.", flag="--drain")
+    keys: Path | None = option(None, "File of API keys; without it anybody may call.")
+    admin_without_key: bool = option(
+        False, "Without --keys, clients on this machine may use admin routes.", flag="--admin-without-key"
+    )
+    folders: tuple[Path, ...] = option((), "Requests may name files in it. Repeatable.", flag="--allow-folder")
+    weights: Path | None = option(
+        None, "Admin keys may update the weights from checkpoints in it.", flag="--weights-folder"
+    )
+    fetch_urls: bool = option(True, "Requests may name http(s) URLs.")
+    webhook_secret: Path | None = option(None, "File with the webhook signing secret (whsec_…).")
+    webhook_private: bool = option(False, "Webhooks may go to private addresses.")
     max_priority: int = 0  # of callers without a key of their own
     retention: Retention = field(default_factory=Retention)
     worker: WorkerRules = field(default_factory=WorkerRules)
@@ -110,21 +110,7 @@ class ServiceSettings:
         is_path = self.model.startswith((".", "/", "~")) or Path(self.model).exists()
         return Path(self.model).expanduser().resolve().name if is_path else self.model
 
-    def engine(self, device: str) -> Mapping[str, object]:
-        """What the worker on one device is told to load: the fields of core's `EngineSettings`."""
-        return {
-            "model": self.model,
-            "partition": self.partition,
-            "device": device,
-            "dtype": self.dtype,
-            "quality": self.quality,
-            "quantize": self.quantize,
-            "residency": self.residency,
-            "cache": None if self.cache is None else str(self.cache),
-            "encodings_cache": None if self.encodings_cache is None else str(self.encodings_cache),
-            "revision": self.revision,
-            "gpus": self.gpus,
-            "ulysses": self.ulysses,
-            "tp": self.tp,
-            "text_encoder": self.text_encoder,
-        }
+    def engine(self, device: str) -> dict[str, object]:
+        """What the worker on `device` is told to load, for JSON: the fields of `EngineSettings`."""
+        values = {known.name: getattr(self, known.name) for known in fields(ModelSettings)} | {"device": device}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}

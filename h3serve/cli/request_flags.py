@@ -1,0 +1,119 @@
+"""A request from a file and/or flags: flags win over the file; relative paths are relative to the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from h3serve.core.errors import RequestError
+from h3serve.core.request import GenerationRequest, parse_request
+from h3serve.core.settings import option
+from h3serve.media.read.probe import probe_media
+from h3serve.media.sources.open_source import open_source
+
+RequestFile = Annotated[Path | None, typer.Argument(help="A request as JSON (the HTTP body).", show_default=False)]
+SECONDS = 5.0  # of a video that is asked for by flags alone
+_FIELDS = ("task", "prompt", "num_inference_steps", "seed")
+_TARGET = ("short_edge", "aspect_ratio", "duration_seconds")
+
+
+@dataclass(frozen=True)
+class RequestFlags:
+    """What flags say of a request, by its field names; None where a flag was not given."""
+
+    task: str | None = option(None, "t2va, fl2va or ref2va; follows from the media if left out.")
+    prompt: str | None = option(None, "What to show and to sound like.")
+    first_frame: str | None = option(None, "Image for the first frame.")
+    last_frame: str | None = option(None, "Image for the last frame.")
+    references: tuple[str, ...] = option(
+        (), "Reference image, video or audio, in order; KIND=URI names the kind. Repeatable.", flag="--reference"
+    )
+    short_edge: int | None = option(None, "Short edge in pixels; 768 is recommended.")
+    aspect_ratio: str | None = option(None, "auto or W:H.")
+    duration_seconds: float | None = option(
+        None, "Seconds, 4 to 15; without a request file 5, but for references.", flag="--duration"
+    )
+    num_inference_steps: int | None = option(None, "Model evaluations.", flag="--steps")
+    seed: int | None = option(None, "0 to 2^63-1.")
+
+    def given(self, names: Sequence[str]) -> dict[str, Any]:
+        """The fields among `names` that were given."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    @property
+    def conditions(self) -> list[dict[str, Any]]:
+        """Keyframes and references as a request's conditions; of a reference without a kind, its file is looked at."""
+        keyframes = {0: self.first_frame, -1: self.last_frame}
+        placed = [_keyframe(uri, index) for index, uri in keyframes.items() if uri is not None]
+        return [*placed, *map(_reference, self.references)]
+
+
+def build_request(file: Path | None, flags: RequestFlags) -> GenerationRequest:
+    """The request in `file`, overridden by the flags that were given; the task follows from the media.
+
+    Without a file a video lasts `SECONDS`, unless a reference's audio may decide it. Raises RequestError.
+    """
+    body = _read_body(file)
+    added, target = flags.conditions, body.get("target")
+    merged = {**body, **flags.given(_FIELDS)}
+    sizes = {**(target if isinstance(target, dict) else {}), **flags.given(_TARGET)}
+    if added:
+        merged["conditions"] = added
+    merged.setdefault("task", _task(added))
+    if not body and merged["task"] != "ref2va":
+        sizes.setdefault("duration_seconds", SECONDS)
+    if sizes:
+        merged["target"] = sizes
+    return parse_request(merged)
+
+
+def _read_body(path: Path | None) -> dict[str, Any]:
+    """The JSON object in `path` with file references made absolute, or an empty one."""
+    if path is None:
+        return {}
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RequestError("request file", str(path), f"cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise RequestError("request file", str(path), f"must be JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise RequestError("request file", str(path), "must hold one JSON object")
+    conditions = body.get("conditions")
+    if isinstance(conditions, list):
+        body["conditions"] = [_beside(c, path.parent) for c in conditions]
+    return body
+
+
+def _keyframe(uri: str, index: int) -> dict[str, Any]:
+    return {"type": "image", "role": "keyframe", "frame_index": index, "uri": uri}
+
+
+def _reference(text: str) -> dict[str, Any]:
+    """`image.png`, whose kind is looked up in the file, or `video=https://...`."""
+    kind, equals, uri = text.partition("=")
+    if not (equals and kind in ("image", "video", "video_audio", "audio")):
+        uri = text
+        with open_source(uri, field="--reference") as file:
+            kind = probe_media(file).kind
+    return {"type": kind, "role": "reference", "uri": uri}
+
+
+def _task(conditions: Sequence[Mapping[str, Any]]) -> str:
+    roles = {c["role"] for c in conditions}
+    return "ref2va" if "reference" in roles else "fl2va" if roles else "t2va"
+
+
+def _beside(condition: Any, folder: Path) -> Any:
+    """Plain relative paths are taken from the request file's folder."""
+    if not isinstance(condition, dict) or not isinstance(condition.get("uri"), str):
+        return condition
+    uri = condition["uri"]
+    if not uri or ":" in uri.split("/", 1)[0] or Path(uri).is_absolute():
+        return condition
+    return {**condition, "uri": str(folder / uri)}
