@@ -3,6 +3,7 @@
 import pytest
 
 from h3serve.core import geometry as g
+from h3serve.core.errors import RequestError
 
 CANVASES = """
 21:9 768 1536 672 | 16:9 768 1344 768 | 1280:720 768 1344 768 | 7:4 768 1344 768 | 3:2 768 1152 768 | 2:1 768 1440 704
@@ -51,6 +52,9 @@ def test_reference_clips_round_down(frames: int, kept: int) -> None:
         ((4096, 4096), "max", (2048, 2048)),
         ((512, 512), "match", (512, 512)),
         ((2688, 1536), "match", (1344, 768)),
+        ((40, 40), "max", (32, 32)),  # the nearest multiple of 32, which is never 0
+        ((20, 60), "max", (32, 64)),
+        ((9, 9), "max", (32, 32)),
     ],
 )
 def test_reference_picture(size: tuple[int, int], mode: str, expected: tuple[int, int]) -> None:
@@ -60,3 +64,16 @@ def test_reference_picture(size: tuple[int, int], mode: str, expected: tuple[int
 def test_rows_per_frame() -> None:
     assert g.rows_per_frame((1344, 768)) == 1008
     assert g.rows_per_frame((96, 64)) == 6
+
+
+@pytest.mark.parametrize(("text", "ratio"), [("999999:999999", 1.0), ("999999:500000", 1.999998), ("1:4", 0.25)])
+def test_ratios(text: str, ratio: float) -> None:
+    assert g.parse_ratio(text) == pytest.approx(ratio, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "text", ["1000000:1000000", "0:1", "1:0", "4.0:1", "41:10", "10:41", "16/9", "-1:-1", "²:1", ""]
+)
+def test_ratios_that_are_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="aspect_ratio"):
+        g.parse_ratio(text)

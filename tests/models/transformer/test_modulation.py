@@ -60,3 +60,14 @@ def test_embedding_is_rounded_once_after_the_silu() -> None:
     half = to_compute_dtype(full, torch.bfloat16).modulation
     assert torch.equal(half.embed(TIMESTEPS), exact.bfloat16())
     assert half(TIMESTEPS).blocks.dtype == half(TIMESTEPS).final.dtype == torch.bfloat16
+
+
+def test_the_embedding_is_two_layers_with_a_silu_after_each() -> None:
+    """spec/transformer.md 2.3, in float64."""
+    network = tiny_denoiser().modulation
+    first, second = network.time_embedder.proj_in, network.time_embedder.proj_out
+    x = sinusoid(TIMESTEPS, network.time_embedder.freq_dim).double()
+    for layer in (first, second):
+        x = x @ layer.weight.double().T + layer.bias.double()
+        x = x / (1 + (-x).exp())
+    assert torch.allclose(network.embed(TIMESTEPS).double(), x, atol=1e-5)

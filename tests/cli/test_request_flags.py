@@ -101,3 +101,20 @@ def test_flags_win_over_the_file(media: Path, asked: Any) -> None:
     assert (wanted.prompt, wanted.seed, wanted.target.duration_seconds) == ("x", 0, 6)
     assert (wanted.target.short_edge, wanted.target.aspect_ratio, wanted.task) == (768, "1:1", "fl2va")
     assert placed(wanted) == [FIRST]
+
+
+def test_media_of_flags_replace_those_of_the_file(media: Path, asked: Any) -> None:
+    keyframe = {"type": "image", "role": "keyframe", "frame_index": 0, "uri": "tall.png"}
+    fields = {"prompt": "x", "conditions": [keyframe], "target": {"duration_seconds": 4}, "task": "fl2va"}
+    (media / "r.json").write_text(json.dumps(fields))
+    wanted = asked("--last-frame", str(media / "wide.png"), str(media / "r.json"))
+    assert placed(wanted) == [LAST]
+
+
+@pytest.mark.parametrize("outputs", [("a.xyz", "b.mp4"), ("b.mp4", "a.xyz"), ("b.mp4", "c.wav", "a.xyz")])
+def test_every_output_is_checked_before_a_model_is_loaded(
+    outputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Generator, "from_pretrained", lambda *_, **__: pytest.fail("loaded"))
+    assert run(["generate", "--prompt", "x", *(part for name in outputs for part in ("--out", name))]) == 2
+    assert "a.xyz" in capsys.readouterr().err
