@@ -15,6 +15,7 @@ from torch import nn
 
 from h3serve.models.audio_vae.audio_vae import AudioVAE, AudioVAEConfig
 from h3serve.models.kernels import elementwise
+from h3serve.models.kernels.elementwise import QKV
 from h3serve.models.kernels.rope import Rope
 from h3serve.models.text_encoder.text_encoder import TextEncoder, TextEncoderConfig
 from h3serve.models.transformer.denoiser import Denoiser
@@ -104,7 +105,7 @@ def test_video_vae() -> None:
 def test_video_decoder_s_queries_and_keys() -> None:
     seen: list[float] = []
 
-    def spying(qkv: torch.Tensor, eps: float, rope: decoder_ops.Rope) -> decoder_ops.QKV:
+    def spying(qkv: torch.Tensor, eps: float, rope: Rope) -> QKV:
         seen.append(eps)
         return decoder_ops.qk_norm_rope(qkv, eps, rope)
 
@@ -115,10 +116,10 @@ def test_video_decoder_s_queries_and_keys() -> None:
     check_decoder_qk(decoder_ops.qk_norm_rope, "cpu")
 
 
-def check_decoder_qk(norm: Callable[..., decoder_ops.QKV], device: str) -> None:
+def check_decoder_qk(norm: Callable[..., QKV], device: str) -> None:
     """Without rotation; values are left as they are."""
-    qkv, still = small(2, 5, 3, 2, 64), (torch.ones(5, 24), torch.zeros(5, 24))
-    q, k, v = norm(qkv.to(device, copy=True), QK, (still[0].to(device), still[1].to(device)))
+    qkv, still = small(2, 5, 3, 2, 64), Rope(torch.ones(5, 24, device=device), torch.zeros(5, 24, device=device))
+    q, k, v = norm(qkv.to(device, copy=True), QK, still)
     given = qkv.double().numpy()
     close(q, rms(given[:, :, 0], QK)), close(k, rms(given[:, :, 1], QK)), close(v, given[:, :, 2])
 

@@ -39,7 +39,7 @@ def gated_linear(x: LinearInput, layer: nn.Module) -> LinearInput:
 
 
 def gated_linear_batched(x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
-    """`decoder_ops.gated_linear` likewise, on [B, N, in]."""
+    """`elementwise.gated_linear` likewise, on [B, N, in]."""
     assert isinstance(layer, nn.Linear)
     return _product(x.flatten(0, 1), layer, DECODER_TILE).unflatten(0, x.shape[:2])
 

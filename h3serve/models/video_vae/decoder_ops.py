@@ -1,7 +1,8 @@
 """The element-wise pieces of the video decoder's blocks, as a set that can be exchanged whole.
 
-This file is the reference, in plain torch (spec/vae_video.md 5.5): float32 residual stream and norms, everything
-else in the dtype of the matrices. A fused set computes the same with fewer passes over memory and fewer roundings.
+Rotation and SwiGLU are the transformer's (`kernels/elementwise.py`). This file is the reference for the rest, in plain
+torch (spec/vae_video.md 5.5): float32 residual stream and norms, everything else in the dtype of the matrices. A
+fused set computes the same with fewer passes over memory and fewer roundings.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-Rope = tuple[torch.Tensor, torch.Tensor]  # cos and sin [N, pairs] of a tile's tokens
-QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+from h3serve.models.kernels.elementwise import QKV, gated_linear
+from h3serve.models.kernels.rope import Rope, apply_rope
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class DecoderOps:
     scaled_add: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # x, update, scale [width]
     scaled_add_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]  # x, update, scale, norm
     qk_norm_rope: Callable[[torch.Tensor, float, Rope], QKV]  # qkv [B, N, 3, heads, dim], eps, rope
-    gated_linear: Callable[[torch.Tensor, nn.Module], torch.Tensor]  # x, layer to [B, N, 2F], gate first -> [B, N, F]
+    gated_linear: Callable[..., torch.Tensor]  # x, layer to [B, N, 2F], gate first -> [B, N, F]
     attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # q, k, v [B, N, heads, dim]
     project: Callable[[torch.Tensor, nn.Module], torch.Tensor]  # x, float32 layer: the last one
 
@@ -48,25 +49,11 @@ def scaled_add_norm(
     return x, norm(x, layer, update.dtype)
 
 
-def rotate(x: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Rotate pairs (d, d + half) of the first 2 * half entries of each head of `x` [B, N, heads, dim]."""
-    cos, sin = (part[:, None] for part in rope)
-    half = cos.shape[-1]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
-
-
 def qk_norm_rope(qkv: torch.Tensor, eps: float, rope: Rope) -> QKV:
     """Queries and keys normalized in float32, without gain, rounded, then rotated."""
     q, k, v = qkv.unbind(2)
     q, k = (F.rms_norm(part.float(), part.shape[-1:], eps=eps).to(part.dtype) for part in (q, k))
-    return rotate(q, rope), rotate(k, rope), v
-
-
-def gated_linear(x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
-    """SiLU(gate) * up of a linear layer."""
-    gate, up = layer(x).chunk(2, dim=-1)
-    return F.silu(gate) * up
+    return apply_rope(q, rope), apply_rope(k, rope), v
 
 
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -16,9 +16,11 @@ import triton.language as tl
 from torch import nn
 
 from h3serve.models.kernels import elementwise_triton
+from h3serve.models.kernels.elementwise import QKV
 from h3serve.models.kernels.elementwise_triton import load_columns
+from h3serve.models.kernels.rope import Rope
 from h3serve.models.video_vae import decoder_ops
-from h3serve.models.video_vae.decoder_ops import QKV, DecoderOps, Rope, sdpa
+from h3serve.models.video_vae.decoder_ops import DecoderOps, sdpa
 
 _WARPS = 4
 
@@ -96,7 +98,7 @@ def qk_norm_rope(qkv: torch.Tensor, eps: float, rope: Rope) -> QKV:
 
 
 def gated_linear(x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
-    """`decoder_ops.gated_linear`."""
+    """`elementwise.gated_linear` on [B, N, in]."""
     out = elementwise_triton.swiglu(layer(x).flatten(0, 1))
     assert isinstance(out, torch.Tensor)
     return out.unflatten(0, x.shape[:2])

@@ -13,7 +13,8 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from h3serve.models.video_vae.decoder_ops import PLAIN, DecoderOps, Rope
+from h3serve.models.kernels.rope import Rope
+from h3serve.models.video_vae.decoder_ops import PLAIN, DecoderOps
 from h3serve.models.video_vae.video_vae_config import VideoVAEConfig
 
 
@@ -35,7 +36,7 @@ def rope_table(
     grid = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 2)
     grid = torch.cat([grid, grid.new_zeros(suffix, 3)])
     angles = ((2.0 * math.pi * grid)[:, :, None] * frequencies).flatten(1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    return Rope(angles.cos().to(dtype), angles.sin().to(dtype))
 
 
 class Attention(nn.Module):

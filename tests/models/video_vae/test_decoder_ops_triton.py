@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from h3serve.models.kernels import elementwise
+from h3serve.models.kernels.rope import Rope
 from h3serve.models.video_vae import decoder_ops
 from h3serve.models.video_vae.video_vae import to_compute_dtype
 from tests.models.tiny_video_vae import tiny
@@ -55,9 +57,9 @@ def test_norms_and_sums(width: int, dtype: torch.dtype) -> None:
 def test_qk_norm_rope(dtype: torch.dtype) -> None:
     qkv = draw(3, 11, 3, 2, 64, dtype=dtype)
     angles = draw(11, 24, seed=3)
-    rope = angles.cos().to(dtype), angles.sin().to(dtype)
+    rope = Rope(angles.cos().to(dtype), angles.sin().to(dtype))
     plain = decoder_ops.qk_norm_rope(qkv, 1e-5, rope)
-    exact = decoder_ops.qk_norm_rope(qkv.float(), 1e-5, (rope[0].float(), rope[1].float()))
+    exact = decoder_ops.qk_norm_rope(qkv.float(), 1e-5, Rope(rope[0].float(), rope[1].float()))
     fused = FUSED.qk_norm_rope(qkv.clone(), 1e-5, rope)
     for parts in zip(fused, plain, exact, strict=True):
         check(*parts)
@@ -66,7 +68,7 @@ def test_qk_norm_rope(dtype: torch.dtype) -> None:
 @DTYPES
 def test_gated_linear(dtype: torch.dtype) -> None:
     gate_up, layer = draw(2, 7, 2 * 96, dtype=dtype), nn.Identity()
-    plain, exact = decoder_ops.gated_linear(gate_up, layer), decoder_ops.gated_linear(gate_up.float(), layer)
+    plain, exact = elementwise.gated_linear(gate_up, layer), elementwise.gated_linear(gate_up.float(), layer)
     check(FUSED.gated_linear(gate_up, layer), plain, exact)
 
 

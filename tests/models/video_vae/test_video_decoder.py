@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from h3serve.models.video_vae.decoder_ops import rotate
+from h3serve.models.kernels.rope import Rope, apply_rope
 from h3serve.models.video_vae.video_decoder import Attention, FeedForward, VideoDecoder, rope_table
 from h3serve.models.video_vae.video_vae import VideoVAE, to_compute_dtype
 from tests.keymaps import fill
@@ -51,7 +51,7 @@ def test_rope_coordinates_are_rounded_to_half() -> None:
 def test_rotation_leaves_the_last_quarter() -> None:
     x = torch.randn(1, 2, 3, 64)
     cos, sin = torch.zeros(2, 24), torch.ones(2, 24)  # a quarter turn: (a, b) -> (-b, a)
-    turned = rotate(x, (cos, sin))
+    turned = apply_rope(x, Rope(cos, sin))
     assert torch.equal(turned[..., :24], -x[..., 24:48])
     assert torch.equal(turned[..., 24:48], x[..., :24])
     assert torch.equal(turned[..., 48:], x[..., 48:])
