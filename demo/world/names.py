@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from h3serve.core.geometry import (
     FPS,
-    NAMED_RATIOS,
     SAMPLES_PER_AUDIO_LATENT,
     Size,
     aligned_frames,
@@ -15,6 +14,7 @@ from h3serve.core.geometry import (
 from h3serve.core.geometry import SAMPLE_RATE as SAMPLE_RATE
 from h3serve.weights.demo.demo_sizes import SIZE_RULES
 
+NAMED_RATIOS = ("21:9", "16:9", "4:3", "1:1", "3:4", "9:16")
 SHAPES = ("ball", "box", "triangle", "ring")
 COLOURS = {
     "red": (225, 40, 40),

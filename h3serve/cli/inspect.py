@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from h3serve.cli.console import say
-from h3serve.cli.options import with_options
-from h3serve.core.errors import CheckpointError, RequestError
+from h3serve.cli.options import checked, with_options
+from h3serve.core.errors import CheckpointError
 from h3serve.core.limits import Partition
 from h3serve.core.settings import ModelSettings
 
@@ -30,7 +30,8 @@ def inspect(
         head = f"{part.partition} {part.name}: {counts}, {part.bytes:,} bytes in {part.files} files"
         return [head, *(f"  {finding.level}: {finding.text}" for finding in part.findings)]
 
-    report = inspect_model(locate(model, _partition(partition), revision=settings.revision, cache=settings.cache))
+    wanted = None if partition is None else checked("--partition", partition, Partition)
+    report = inspect_model(locate(model, wanted, revision=settings.revision, cache=settings.cache))
     say(f"{report.root}: {report.layout} layout")
     for name, tasks in report.partitions.items():
         shifts = report.shifts[name]
@@ -40,11 +41,3 @@ def inspect(
     say(f"verdict: {report.verdict}")
     if report.verdict == "fault":
         raise CheckpointError(f"{report.root} is not whole: see the findings above")
-
-
-def _partition(name: str | None) -> Partition | None:
-    if name is None:
-        return None
-    if name not in ("fl2va", "ref2va"):
-        raise RequestError("partition", name, "fl2va or ref2va")
-    return "fl2va" if name == "fl2va" else "ref2va"

@@ -10,6 +10,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 import typer
 
+from h3serve.core.errors import RequestError
+from h3serve.core.settings import one_of
+
 Command = Callable[..., None]
 Settings = TypeVar("Settings")
 
@@ -41,6 +44,13 @@ def with_options(*, only: Collection[str] = (), without: Collection[str] = ()) -
         return run
 
     return decorate
+
+
+def checked(flag: str, value: str, choices: Any) -> Any:
+    """Returns `value`, which must be one of a `Literal`'s; RequestError that names `flag` and them."""
+    if value not in get_args(choices):
+        raise RequestError(flag, value, one_of(choices))
+    return value
 
 
 def _parameters(settings: type[Any], is_option: Callable[[Field[Any]], bool]) -> list[inspect.Parameter]:

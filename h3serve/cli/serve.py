@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from h3serve.cli.console import say
-from h3serve.cli.options import with_options
+from h3serve.cli.options import checked, with_options
 from h3serve.core.errors import RequestError
 from h3serve.core.model_name import check_model
-from h3serve.core.settings import is_float8
+from h3serve.core.settings import Partitions, is_float8
 from h3serve.service.http.allowed_hosts import is_host
 from h3serve.service.http.api_keys import add_key
 from h3serve.service.service_settings import ServiceSettings
@@ -34,8 +34,7 @@ def serve(
 
 def _check(settings: ServiceSettings, replicas: int) -> None:
     """Raises RequestError, before anything starts, for an option that cannot be had."""
-    if settings.partition not in ("fl2va", "ref2va", "both"):
-        raise RequestError("--partition", settings.partition, "fl2va, ref2va or both")
+    checked("--partition", settings.partition, Partitions)
     if replicas < 1 or (replicas > 1 and settings.ray is None):
         raise RequestError("--replicas", replicas, "1 or more, with --ray; without Ray --device is repeated")
     for name in settings.allowed_hosts:

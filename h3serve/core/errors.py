@@ -14,8 +14,11 @@ H3Error
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
+# A disk or a network mount that fails, a process or a system out of descriptors.
+_BROKEN = (errno.EIO, errno.ESTALE, errno.ENODEV, errno.EMFILE, errno.ENFILE)
 _SHOWN = 80  # characters of an offending value that are worth repeating
 
 
@@ -77,6 +80,20 @@ class Cancelled(H3Error):
     """The caller asked to stop; nothing was written."""
 
     http_status = 409
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether host or device memory ran out; the device's error is known by name, because core has no torch."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def broken_part(error: BaseException) -> str | None:
+    """What of the machine failed, in words; None for an exception that the request or the program may have caused."""
+    if any(kind.__name__ == "AcceleratorError" for kind in type(error).__mro__):
+        return "the device failed"
+    if isinstance(error, OSError) and error.errno in _BROKEN:
+        return f"the system failed ({errno.errorcode[error.errno]})"
+    return None
 
 
 def _show(value: Any) -> str:

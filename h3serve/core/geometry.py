@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from h3serve.core.errors import RequestError
+from h3serve.core.limits import LIMITS
 
 FPS = 24
 SAMPLE_RATE = 32_000
@@ -18,9 +19,6 @@ LATENT_CHANNELS = 24
 AUDIO_LATENT_CHANNELS = 32
 PIXELS_PER_LATENT = 16
 PIXELS_PER_ROW = 32  # one packed row is a 2x2 patch of latents
-MIN_RATIO, MAX_RATIO = 0.25, 4.0
-NAMED_RATIOS = ("21:9", "16:9", "4:3", "1:1", "3:4", "9:16")
-DEFAULT_RATIO = "16:9"
 
 Size = tuple[int, int]
 
@@ -69,7 +67,7 @@ def parse_ratio(text: str, field: str = "target.aspect_ratio") -> float:
 
 def check_ratio(ratio: float, shown: object, field: str) -> float:
     """`ratio` itself, or a RequestError: the model knows pictures from 1:4 to 4:1."""
-    if not MIN_RATIO <= ratio <= MAX_RATIO:
+    if not LIMITS.min_ratio <= ratio <= LIMITS.max_ratio:
         raise RequestError(field, shown, "the ratio of width to height must be from 1:4 to 4:1")
     return ratio
 

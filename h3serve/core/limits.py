@@ -9,7 +9,6 @@ Task = Literal["t2va", "fl2va", "ref2va"]
 Partition = Literal["fl2va", "ref2va"]
 Quality = Literal["exact", "lossless", "fast"]
 
-TASKS: tuple[Task, ...] = ("t2va", "fl2va", "ref2va")
 PARTITION_OF: dict[Task, Partition] = {"t2va": "fl2va", "fl2va": "fl2va", "ref2va": "ref2va"}
 KEYFRAME_SIGNATURES = ((0,), (-1,), (0, -1))
 
@@ -21,13 +20,17 @@ class Limits:
     min_seconds: float = 4.0
     max_seconds: float = 15.0
     min_reference_seconds: float = 2.0
-    max_reference_seconds: float = 15.0
+    max_reference_seconds: float = 15.0  # of one video or audio, of all videos together, of all audio together
+    reference_slack_seconds: float = 0.15  # the model's own 15 s videos last 362 frames = 15.083 s; codecs pad a little
+    min_reference_frames: int = 22  # at 24 fps: one window of the video VAE
     images: int = 9
     videos: int = 3
     audios: int = 3
     files: int = 12
     min_short_edge: int = 64
     max_short_edge: int = 4096
+    min_ratio: float = 0.25  # of width to height
+    max_ratio: float = 4.0
     max_steps: int = 1000
     max_seed: int = 2**63 - 1
     max_prompt_tokens: int = 8_192  # ours: none is published, the published requests have up to 919
@@ -38,6 +41,8 @@ class Limits:
 
 LIMITS = Limits()
 
+DEFAULT_SHORT_EDGE = 768
+DEFAULT_RATIO = "16:9"  # of "auto" without a keyframe
 DEFAULT_STEPS = 50
 DEFAULT_SEED = 42
 DEFAULT_VISUAL_CONDITION_LEVEL = 0.999

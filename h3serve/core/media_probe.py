@@ -43,10 +43,7 @@ class MediaProbe:
         return self.width / self.height
 
 
-# The model's own 15 s clips last 362 frames = 15.083 s, and codecs pad a little.
-_SLACK_SECONDS = 0.15
 _KIND_OF = {"image": "image", "video": "video", "video_audio": "video", "audio": "audio"}
-_SHORTEST_CLIP = 22  # frames at 24 fps: one window of the video VAE
 
 
 def check_references(request: GenerationRequest, probes: Sequence[MediaProbe], limits: Limits) -> None:
@@ -58,7 +55,7 @@ def check_references(request: GenerationRequest, probes: Sequence[MediaProbe], l
     for kind, name in (("video", "clips"), ("audio", "sounds")):
         pairs = zip(request.references, _of_references(request, probes), strict=True)
         total = sum(seconds_used(c, p) for c, p in pairs if _KIND_OF[c.type] == kind)
-        if total > limits.max_reference_seconds + _SLACK_SECONDS:
+        if total > limits.max_reference_seconds + limits.reference_slack_seconds:
             allowed = f"all reference {name} together last at most {limits.max_reference_seconds:g} s"
             raise RequestError("conditions", f"{total:.2f} s of {name}", allowed)
 
@@ -103,12 +100,14 @@ def _check_reference(condition: Condition, probe: MediaProbe, field: str, limits
         raise RequestError(f"{field}.start_time_seconds", start, f"below the length, {length:.2f} s")
     used = length - (start or 0.0)
     low, high = limits.min_reference_seconds, limits.max_reference_seconds
-    too_long = start is None and used > high + _SLACK_SECONDS
+    too_long = start is None and used > high + limits.reference_slack_seconds
     if used < low - 1e-3 or too_long:
         allowed = f"a reference clip or sound lasts {low:g} to {high:g} s{_remedy(condition, probe, too_long)}"
         raise MediaError(field, f"{used:.2f} s", allowed)
-    if condition.type != "audio" and round(used * geometry.FPS) < _SHORTEST_CLIP:
-        raise MediaError(field, f"{used:.2f} s", f"a clip needs at least {_SHORTEST_CLIP} frames at 24 fps")
+    if condition.type != "audio" and round(used * geometry.FPS) < limits.min_reference_frames:
+        raise MediaError(
+            field, f"{used:.2f} s", f"a video needs at least {limits.min_reference_frames} frames at 24 fps"
+        )
 
 
 def _remedy(condition: Condition, probe: MediaProbe, too_long: bool) -> str:

@@ -15,7 +15,7 @@ from h3serve.core.errors import RequestError
 from h3serve.core.estimate_seconds import denoise_seconds, request_seconds
 from h3serve.core.estimate_work import RELEASED_MODEL, ModelSize, modulation_bytes, step_bytes, step_flops, weight_bytes
 from h3serve.core.geometry import FPS, RELEASED_SIZES, SAMPLE_RATE, Size, SizeRules
-from h3serve.core.limits import LIMITS, PARTITION_OF, Limits, Partition
+from h3serve.core.limits import DEFAULT_RATIO, LIMITS, PARTITION_OF, Limits, Partition
 from h3serve.core.media_probe import MediaProbe, check_references, seconds_used
 from h3serve.core.request import Condition, GenerationRequest
 from h3serve.core.segments import Segment
@@ -154,7 +154,7 @@ def _canvas(request: GenerationRequest, probes: Sequence[MediaProbe], rules: Siz
         probe = probes[0]
         value = geometry.check_ratio(probe.ratio, f"{probe.width}x{probe.height}", "conditions[0]")
     else:
-        value = geometry.parse_ratio(geometry.DEFAULT_RATIO)
+        value = geometry.parse_ratio(DEFAULT_RATIO)
     return geometry.canvas_size(value, request.target.short_edge, rules)
 
 

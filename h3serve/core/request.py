@@ -1,34 +1,58 @@
-"""The request: frozen values with the field names of the published H3 requests (spec/tasks_and_validation.md 8.2).
+"""The request: frozen values with the field names of the published H3 requests (spec/tasks_and_validation.md 8.1-8.3).
 
-An unknown field is an error; nothing is accepted and then ignored. `parse_request` is the one door:
-it turns the first complaint of the validation library into a RequestError that names the field.
+Every field's description says what it may be, in the words of the sentence that refuses anything else.
+An unknown field is an error; nothing is accepted and then ignored. `parse_request` is the one door: it turns the first
+complaint of the validation library into a RequestError that names the field. What needs the media themselves
+(durations, sizes, streams) is checked by `Plan.resolve`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
+from h3serve.core.errors import RequestError
+from h3serve.core.geometry import parse_ratio
 from h3serve.core.limits import (
     DEFAULT_AUDIO_CONDITION_LEVEL,
     DEFAULT_SEED,
+    DEFAULT_SHORT_EDGE,
     DEFAULT_STEPS,
     DEFAULT_VISUAL_CONDITION_LEVEL,
+    KEYFRAME_SIGNATURES,
     LIMITS,
     Quality,
     Task,
 )
-from h3serve.core.request_errors import request_error
-from h3serve.core.request_rules import check_request
+from h3serve.core.prompt import check_prompt
 
-StrictInt = Annotated[int, Field(strict=True)]
-StrictFloat = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Level = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0.0, le=1.0)]
-Shift = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=LIMITS.min_shift, le=LIMITS.max_shift)]
 ConditionType = Literal["image", "video", "video_audio", "audio"]
+Role = Literal["keyframe", "reference"]
 ResizeMode = Literal["match", "max", "diffusers"]
+_SECONDS = f"a number from {LIMITS.min_seconds:g} to {LIMITS.max_seconds:g}"
+_SHORT_EDGE = (
+    f"a whole number from {LIMITS.min_short_edge} to {LIMITS.max_short_edge}; {DEFAULT_SHORT_EDGE} is recommended"
+)
+_PROMPT = f"a non-empty text of at most {LIMITS.max_prompt_tokens} tokens and {LIMITS.max_prompt_characters} characters"
+
+_Level = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0.0, le=1.0, description="a number from 0 to 1")]
+_Shift = Annotated[
+    float | None,
+    Field(
+        strict=True,
+        allow_inf_nan=False,
+        ge=LIMITS.min_shift,
+        le=LIMITS.max_shift,
+        description=f"a number from {LIMITS.min_shift:g} to {LIMITS.max_shift:g}",
+    ),
+]
+
+
+def _one_of(kind: Any) -> str:
+    return f"one of {', '.join(get_args(kind))}"
 
 
 class _Value(BaseModel):
@@ -36,13 +60,18 @@ class _Value(BaseModel):
 
 
 class Condition(_Value):
-    """One picture, clip or sound: a keyframe of the target, or a reference for it."""
+    """One image, video or audio file: a keyframe of the target, or a reference for it."""
 
-    type: ConditionType
-    uri: Annotated[str, Field(strict=True, min_length=1)]
-    role: Literal["keyframe", "reference"]
-    frame_index: StrictInt | None = None  # keyframes only: 0 first, -1 last
-    start_time_seconds: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0.0)] | None = None
+    type: Annotated[ConditionType, Field(description=_one_of(ConditionType))]
+    uri: Annotated[str, Field(strict=True, min_length=1, description="a non-empty text")]
+    role: Annotated[Role, Field(description=_one_of(Role))]
+    frame_index: Annotated[
+        int | None,
+        Field(strict=True, description="a whole number: 0 for the first frame, -1 for the last"),
+    ] = None  # keyframes only
+    start_time_seconds: Annotated[
+        float | None, Field(strict=True, allow_inf_nan=False, ge=0.0, description="a number of seconds >= 0")
+    ] = None
 
     @property
     def is_visual(self) -> bool:
@@ -53,30 +82,43 @@ class Condition(_Value):
 class Target(_Value):
     """What is made: short edge in pixels, aspect ratio `auto` or W:H, duration in seconds."""
 
-    short_edge: Annotated[int, Field(strict=True, ge=LIMITS.min_short_edge, le=LIMITS.max_short_edge)] = 768
-    aspect_ratio: Annotated[str, Field(strict=True)] = "auto"
-    duration_seconds: StrictFloat | None = None
+    short_edge: Annotated[
+        int, Field(strict=True, ge=LIMITS.min_short_edge, le=LIMITS.max_short_edge, description=_SHORT_EDGE)
+    ] = DEFAULT_SHORT_EDGE
+    aspect_ratio: Annotated[str, Field(strict=True, description="auto or W:H, such as 16:9")] = "auto"
+    duration_seconds: Annotated[float | None, Field(strict=True, allow_inf_nan=False, description=_SECONDS)] = None
 
 
 class GenerationRequest(_Value):
     """One video with its soundtrack. `num_inference_steps` counts model evaluations."""
 
-    task: Task
-    prompt: Annotated[str, Field(strict=True, max_length=LIMITS.max_prompt_characters)]
-    conditions: tuple[Condition, ...] = ()
-    target: Target = Target()
-    seed: Annotated[int, Field(strict=True, ge=0, le=LIMITS.max_seed)] = DEFAULT_SEED
-    num_inference_steps: Annotated[int, Field(strict=True, ge=1, le=LIMITS.max_steps)] = DEFAULT_STEPS
-    flow_shift: Shift | None = None  # None: the checkpoint's own
-    audio_flow_shift: Shift | None = None
-    imgvid_cond_noise_aug_for_inference: Level = DEFAULT_VISUAL_CONDITION_LEVEL
-    audio_cond_noise_aug_for_inference: Level = DEFAULT_AUDIO_CONDITION_LEVEL
-    reference_resize_mode: ResizeMode = "diffusers"
-    quality: Quality | None = None  # None: the tier that the engine was started with
+    task: Annotated[Task, Field(description=_one_of(Task))]
+    prompt: Annotated[str, Field(strict=True, max_length=LIMITS.max_prompt_characters, description=_PROMPT)]
+    conditions: Annotated[
+        tuple[Condition, ...], Field(description="a list of conditions, each with type, uri, role")
+    ] = ()
+    target: Annotated[Target, Field(description="an object with short_edge, aspect_ratio, duration_seconds")] = Target()
+    seed: Annotated[
+        int, Field(strict=True, ge=0, le=LIMITS.max_seed, description="a whole number from 0 to 2^63-1")
+    ] = DEFAULT_SEED
+    num_inference_steps: Annotated[
+        int, Field(strict=True, ge=1, le=LIMITS.max_steps, description=f"a whole number from 1 to {LIMITS.max_steps}")
+    ] = DEFAULT_STEPS
+    flow_shift: _Shift = None  # None: the checkpoint's own
+    audio_flow_shift: _Shift = None
+    imgvid_cond_noise_aug_for_inference: _Level = DEFAULT_VISUAL_CONDITION_LEVEL
+    audio_cond_noise_aug_for_inference: _Level = DEFAULT_AUDIO_CONDITION_LEVEL
+    reference_resize_mode: Annotated[ResizeMode, Field(description=_one_of(ResizeMode))] = "diffusers"
+    quality: Annotated[Quality | None, Field(description=_one_of(Quality))] = None  # None: the engine's
 
     @model_validator(mode="after")
     def _check(self) -> GenerationRequest:
-        check_request(self)
+        check_prompt(self.prompt)
+        for index, condition in enumerate(self.conditions):
+            _check_condition(condition, f"conditions[{index}]")
+        _check_task(self)
+        _check_counts(self)
+        _check_target(self)
         return self
 
     @property
@@ -97,4 +139,144 @@ def parse_request(fields: Mapping[str, Any] | GenerationRequest) -> GenerationRe
     try:
         return GenerationRequest.model_validate(fields)
     except ValidationError as error:
-        raise request_error(error) from None
+        raise _request_error(error) from None
+
+
+def _check_condition(condition: Condition, field: str) -> None:
+    keyframe = condition.role == "keyframe"
+    if not condition.uri.strip():
+        raise RequestError(f"{field}.uri", condition.uri, "a non-empty text")
+    if keyframe and condition.type != "image":
+        raise RequestError(f"{field}.type", condition.type, "a keyframe is an image")
+    if keyframe and condition.frame_index is None:
+        raise RequestError(
+            f"{field}.frame_index",
+            None,
+            "required for a keyframe: 0 for the first frame, -1 for the last",
+        )
+    if keyframe and condition.frame_index not in (0, -1):
+        raise RequestError(
+            f"{field}.frame_index",
+            condition.frame_index,
+            "0 for the first frame or -1 for the last; the model has no middle keyframes",
+        )
+    if not keyframe and condition.frame_index is not None:
+        raise RequestError(f"{field}.frame_index", condition.frame_index, "only a keyframe has a frame_index")
+    if condition.start_time_seconds is not None and condition.type not in ("video", "video_audio"):
+        raise RequestError(
+            f"{field}.start_time_seconds",
+            condition.start_time_seconds,
+            "only a video or video_audio reference has a start time",
+        )
+
+
+def _check_task(request: GenerationRequest) -> None:
+    signature = tuple(c.frame_index for c in request.keyframes)
+    if request.task == "t2va" and request.conditions:
+        raise RequestError(
+            "conditions",
+            f"{len(request.conditions)} given",
+            "t2va takes none; use fl2va for keyframes, ref2va for references",
+        )
+    if request.task == "fl2va" and request.references:
+        raise RequestError(
+            "conditions",
+            f"{len(request.references)} with role reference",
+            "fl2va takes keyframes only; use ref2va for references",
+        )
+    if request.task == "fl2va" and not signature:
+        raise RequestError("conditions", "none given", "fl2va needs a first and/or a last keyframe")
+    if signature and signature not in KEYFRAME_SIGNATURES:
+        raise RequestError(
+            "conditions",
+            f"keyframes at {list(signature)}",
+            "keyframes must be exactly [0], [-1] or [0, -1], in that order",
+        )
+    if request.task == "ref2va" and not request.references:
+        raise RequestError("conditions", "no reference", "ref2va needs at least one condition with role reference")
+
+
+def _check_counts(request: GenerationRequest) -> None:
+    """Published limits; a soundtrack inside a video is not an audio reference."""
+
+    def count(kind: str) -> int:
+        return sum(c.type.startswith(kind) for c in request.conditions)
+
+    images, videos, audios = count("image"), count("video"), count("audio")
+    for name, number, limit in (
+        ("image", images, LIMITS.images),
+        ("video", videos, LIMITS.videos),
+        ("audio", audios, LIMITS.audios),
+        ("file", len(request.conditions), LIMITS.files),
+    ):
+        if number > limit:
+            raise RequestError("conditions", f"{number} {name}s", f"at most {limit} {name}s in one request")
+    if request.task == "ref2va" and not any(c.is_visual for c in request.references):
+        raise RequestError(
+            "conditions",
+            "audio references alone",
+            "audio needs at least one image or video reference beside it",
+        )
+
+
+def _check_target(request: GenerationRequest) -> None:
+    target = request.target
+    if target.aspect_ratio != "auto":
+        parse_ratio(target.aspect_ratio)
+    if target.duration_seconds is None:
+        bearing = [c for c in request.references if c.type != "image"]
+        if request.task != "ref2va" or len(bearing) != 1:
+            raise RequestError(
+                "target.duration_seconds",
+                None,
+                f"required: {_SECONDS} (only ref2va with exactly one sound-bearing reference may leave it out)",
+            )
+    elif not LIMITS.min_seconds <= target.duration_seconds <= LIMITS.max_seconds:
+        raise RequestError("target.duration_seconds", target.duration_seconds, _SECONDS)
+
+
+_GUIDANCE = "the model is guidance-distilled: leave this field out"
+# Fields that other video models have; the reason is more useful than "unknown".
+_WHY_NOT = {
+    **dict.fromkeys(("guidance_scale", "guidance_scale_2", "true_cfg_scale", "audio_guidance_scale"), _GUIDANCE),
+    "negative_prompt": "the model takes no negative prompt: leave this field out",
+    "fps": "the frame rate is always 24: leave this field out",
+    "num_frames": "the length follows from target.duration_seconds: leave this field out",
+    "n": "one request makes one video: send one request per video, each with its own seed",
+}
+
+
+def _request_error(error: ValidationError) -> RequestError:
+    """The first complaint as a RequestError; unknown fields go before wrong values."""
+    details = sorted(error.errors(include_url=False), key=lambda d: d["type"] != "extra_forbidden")
+    first = details[0]
+    value = None if first["type"] == "missing" else first["input"]
+    return RequestError(dotted(first["loc"]) or "request", value, _what_is_allowed(first))
+
+
+def dotted(loc: tuple[int | str, ...]) -> str:
+    """('conditions', 1, 'uri') -> 'conditions[1].uri'."""
+    text = ""
+    for part in loc:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _what_is_allowed(detail: ErrorDetails) -> str:
+    names = [part for part in detail["loc"] if isinstance(part, str)]
+    allowed = dict(_descriptions())
+    key = ".".join(names)
+    if detail["type"] == "extra_forbidden":
+        parent = names[:-1]
+        known = ", ".join(sorted(k.rsplit(".", 1)[-1] for k in allowed if k.split(".")[:-1] == parent))
+        return _WHY_NOT.get(names[-1], f"unknown field; known here are {known}")
+    if detail["type"] == "missing":
+        return f"required: {allowed[key]}"
+    return allowed.get(key, detail["msg"])
+
+
+def _descriptions() -> Iterator[tuple[str, str]]:
+    """The dotted name of every field, and what it may be."""
+    for prefix, model in (("", GenerationRequest), ("conditions.", Condition), ("target.", Target)):
+        for name, field in model.model_fields.items():
+            yield prefix + name, str(field.description)

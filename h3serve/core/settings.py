@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from h3serve.core.errors import RequestError
 from h3serve.core.limits import Partition, Quality
 
-QUANTIZE = ("auto", "none", "fp8")
+Partitions = Literal["fl2va", "ref2va", "both"]
 Residency = Literal["auto", "resident", "offload", "stream"]
 DType = Literal["auto", "float32", "bfloat16"]
 Quantize = Literal["auto", "none", "fp8"]
 EncoderShare = Literal["auto", "sharded", "replicated"]
+
+
+def one_of(choices: Any) -> str:
+    """The values of a `Literal` in words: "auto, none or fp8"."""
+    *first, last = get_args(choices)
+    return f"{', '.join(first)} or {last}"
 
 
 def option(default: Any, text: str, **shown: Any) -> Any:
@@ -31,9 +37,7 @@ class ModelSettings:
     """Which checkpoint, which partition, and how it is held and computed, wherever it runs."""
 
     model: str = option("demo", "A folder, a hub id, or demo.")
-    partition: Partition | Literal["both"] = option(
-        "fl2va", "fl2va, ref2va, or both: two transformers, the rest shared."
-    )
+    partition: Partitions = option("fl2va", "fl2va, ref2va, or both: two transformers, the rest shared.")
     dtype: DType = option("auto", "float32, bfloat16, or auto: float32 on a CPU, the release's bfloat16 on a GPU.")
     quality: Quality = option("lossless", "exact, lossless, or fast: layers of 8 bits, half the memory.")
     quantize: Quantize = option(
@@ -76,7 +80,7 @@ def cache_folder(setting: str | Path | None) -> Path:
         raise RequestError("cache", said, f"a folder has to be named: {str(error).lower()}") from None
 
 
-def partitions_of(setting: Partition | Literal["both"]) -> tuple[Partition, ...]:
+def partitions_of(setting: Partitions) -> tuple[Partition, ...]:
     """What an engine with this setting loads; the first one's folder also gives what both share."""
     return ("fl2va", "ref2va") if setting == "both" else (setting,)
 
@@ -92,8 +96,8 @@ def one_partition(wanted: Partition | None, there: tuple[Partition, ...], *, sai
 
 def is_float8(quality: str, quantize: str) -> bool:
     """Whether a tier with this option runs on layers of 8 bits. RequestError where the two exclude each other."""
-    if quantize not in QUANTIZE:
-        raise RequestError("quantize", quantize, "auto, none or fp8")
+    if quantize not in get_args(Quantize):
+        raise RequestError("quantize", quantize, one_of(Quantize))
     if quantize == "fp8" and quality == "exact":
         raise RequestError(
             "quantize", quantize, "the exact tier computes with the weights as they are: lossless or fast"

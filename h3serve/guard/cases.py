@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from h3serve.core.errors import RequestError
 from h3serve.core.limits import PARTITION_OF, Partition, Quality
-from h3serve.core.request import GenerationRequest
-from h3serve.core.request_errors import dotted
+from h3serve.core.request import GenerationRequest, dotted
 from h3serve.core.settings import DType, Residency
 from h3serve.guard.thresholds import Thresholds
 

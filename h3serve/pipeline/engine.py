@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from h3serve.core.limits import PARTITION_OF, Partition, Quality, Task
 from h3serve.core.plan import Plan
 from h3serve.core.prompt import check_length
 from h3serve.core.request import GenerationRequest
-from h3serve.core.settings import EngineSettings, cache_folder, check_quality, partitions_of
+from h3serve.core.settings import DType, EngineSettings, Partitions, cache_folder, check_quality, one_of, partitions_of
 from h3serve.models.audio_vae.audio_vae import AudioVAE
 from h3serve.models.quality import TIERS, has_float8, use_tier, use_vae_tier
 from h3serve.models.text_encoder.text_encoder import TextEncoder
@@ -297,13 +297,13 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if name not in known:
-        raise RequestError("dtype", name, "auto, float32 or bfloat16")
+        raise RequestError("dtype", name, one_of(DType))
     return known[name]
 
 
 def _check_settings(settings: EngineSettings, device: torch.device) -> None:
-    if settings.partition not in ("fl2va", "ref2va", "both"):
-        raise RequestError("partition", settings.partition, "fl2va, ref2va or both")
+    if settings.partition not in get_args(Partitions):
+        raise RequestError("partition", settings.partition, one_of(Partitions))
     if settings.quality not in TIERS:
         raise RequestError("quality", settings.quality, f"this build has {' and '.join(TIERS)}")
     if settings.float8 and device.type == "cuda" and not has_float8_units(device):

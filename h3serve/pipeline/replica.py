@@ -11,7 +11,7 @@ import torch
 
 from h3serve.core.errors import RequestError, WorkerError
 from h3serve.core.request import GenerationRequest
-from h3serve.core.settings import EncoderShare, EngineSettings
+from h3serve.core.settings import EncoderShare, EngineSettings, one_of
 from h3serve.media.read.video import Frames, decode_clip, decode_into
 from h3serve.media.sources.media_file import MediaFile
 from h3serve.pipeline.engine import first_partition, locate_model, resolve_device
@@ -202,7 +202,7 @@ def shape_of(settings: EngineSettings) -> ShapeChoice:
 def encoder_parts_of(settings: EngineSettings) -> int:
     """In how many parts a replica with these settings holds the text encoder; RequestError if that cannot be."""
     if settings.text_encoder not in get_args(EncoderShare):
-        raise RequestError("text_encoder", settings.text_encoder, "auto, sharded or replicated")
+        raise RequestError("text_encoder", settings.text_encoder, one_of(EncoderShare))
     if settings.gpus == 1:
         return encoder_parts(settings.text_encoder, 1, heads=1)
     partition = first_partition(settings)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 from h3serve.core.errors import RequestError
 from h3serve.core.estimate_memory import Capacity, Tiles, Work, gib, too_much
 from h3serve.core.estimate_work import GIB
+from h3serve.core.settings import Residency, one_of
 from h3serve.runtime.machine import Machine
 from h3serve.runtime.offload.placement import Mode
 
-RESIDENCIES = ("auto", "resident", "offload", "stream")
 MARGIN = 0.02  # of the device: what allocators round up
 MARGIN_BYTES = 3 * GIB // 4  # CUDA context and library workspaces
 HOST_SHARE = 0.8  # of the free host memory that weights may take
@@ -146,8 +146,8 @@ def choose(residency: str, sizes: Mapping[str, Size], work: Work, machine: Machi
 
     RequestError for an unknown residency, CapacityError with the numbers if nothing allowed fits.
     """
-    if residency not in RESIDENCIES:
-        raise RequestError("residency", residency, f"{', '.join(RESIDENCIES[:-1])} or {RESIDENCIES[-1]}")
+    if residency not in get_args(Residency):
+        raise RequestError("residency", residency, one_of(Residency))
     budget = int(machine.device_free - MARGIN * machine.device_bytes) - MARGIN_BYTES
     choices = [_choice(modes, sizes, work, machine, budget) for modes in ALLOWED[residency]]
     fitting = [choice for choice in choices if choice.peak <= budget]

@@ -6,8 +6,15 @@ import json
 from typing import Any
 
 from h3serve.core import errors
-from h3serve.core.errors import H3Error, OutOfMemoryError, RankError, RequestError, WorkerError
-from h3serve.core.faults import broken_part, is_out_of_memory
+from h3serve.core.errors import (
+    H3Error,
+    OutOfMemoryError,
+    RankError,
+    RequestError,
+    WorkerError,
+    broken_part,
+    is_out_of_memory,
+)
 
 
 def to_json(error: BaseException, rank: int) -> dict[str, Any]:

@@ -13,8 +13,6 @@ from typing import Any
 from h3serve.core.errors import RequestError
 from h3serve.core.geometry import (
     FPS,
-    MAX_RATIO,
-    MIN_RATIO,
     RELEASED_SIZES,
     Size,
     SizeRules,
@@ -87,7 +85,7 @@ def _canvas(given: Json, rules: SizeRules) -> Json:
         raise RequestError("size", size, 'WIDTHxHEIGHT, such as "1280x720", or "auto"')
     width, height = int(match[1]), int(match[2])
     edge = min(width, height)
-    if not MIN_RATIO <= width / height <= MAX_RATIO or edge < LIMITS.min_short_edge:
+    if not LIMITS.min_ratio <= width / height <= LIMITS.max_ratio or edge < LIMITS.min_short_edge:
         allowed = (
             f"a ratio of width to height from 1:4 to 4:1, and {LIMITS.min_short_edge} pixels or more at the short edge"
         )
@@ -105,7 +103,7 @@ def _exact_canvas(given: Json, rules: SizeRules) -> Json:
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 99999:
             raise RequestError(name, value, "width and height are whole numbers of pixels, given together")
     size = given["width"], given["height"]
-    if not MIN_RATIO <= size[0] / size[1] <= MAX_RATIO or min(size) < LIMITS.min_short_edge:
+    if not LIMITS.min_ratio <= size[0] / size[1] <= LIMITS.max_ratio or min(size) < LIMITS.min_short_edge:
         raise RequestError("width", f"{size[0]}x{size[1]}", "a canvas from 1:4 to 4:1, at least 64 pixels on each side")
     near = _nearest_canvas(size, rules)
     if near != size:

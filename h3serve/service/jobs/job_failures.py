@@ -5,8 +5,17 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 
-from h3serve.core.errors import CapacityError, H3Error, MediaError, OutputError, RankError, RequestError, WorkerError
-from h3serve.core.faults import broken_part, is_out_of_memory
+from h3serve.core.errors import (
+    CapacityError,
+    H3Error,
+    MediaError,
+    OutputError,
+    RankError,
+    RequestError,
+    WorkerError,
+    broken_part,
+    is_out_of_memory,
+)
 
 
 @dataclass(frozen=True)
