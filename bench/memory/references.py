@@ -65,7 +65,7 @@ def _plain(run: Run, vae: VideoVAE) -> Results:
     (timing,) = alternate(
         {"encode": lambda: vae.encode_frames(frames)}, rounds=1, device=run.device, warm_up=False
     ).values()
-    planned = encoding_bytes(segments.clip((width, height), len(frames), 0), tiles_of(vae))
+    planned = encoding_bytes(segments.video((width, height), len(frames), 0), tiles_of(vae))
     return {
         "seconds": round(timing.median, 2),
         "planned_gib": round(planned / GIB, 2),

@@ -99,13 +99,13 @@ def form_of(kind: str, example: Example, tokenizer: Tokenizer) -> Form:
         scene = reference.scene
         if reference.kind == "picture":
             shown.append(blank_picture(scene.canvas))
-            given.append(segments.picture(scene.canvas))
+            given.append(segments.image(scene.canvas))
         elif reference.kind == "clip":
             shown.append(blank_clip(scene.canvas, scene.frames, has_audio=True))
-            given.append(segments.clip(scene.canvas, scene.frames, scene.samples))
+            given.append(segments.video(scene.canvas, scene.frames, scene.samples))
         else:
             shown.append(ShownAudio())
-            given.append(segments.sound(scene.samples))
+            given.append(segments.audio(scene.samples))
     return make_form("ref2va", tokenizer, shown, given, target)
 
 

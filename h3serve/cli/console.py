@@ -44,10 +44,10 @@ class ProgressBar:
         self._bars = Bars(
             TextColumn("{task.description:18}"),
             BarColumn(),
-            TextColumn("{task.fields[about]}"),
+            TextColumn("{task.fields[text]}"),
             console=Console(stderr=True),
         )
-        self._task = self._bars.add_task("", about="")
+        self._task = self._bars.add_task("", text="")
         self._stage = ""
 
     def __enter__(self) -> ProgressBar:
@@ -59,16 +59,16 @@ class ProgressBar:
 
     def __call__(self, progress: Progress) -> None:
         if progress.stage != self._stage and self._stage:
-            self._bars.update(self._task, completed=self._bars.tasks[-1].total, about="done")
-            self._task = self._bars.add_task("", about="")
+            self._bars.update(self._task, completed=self._bars.tasks[-1].total, text="done")
+            self._task = self._bars.add_task("", text="")
         self._stage = progress.stage
-        about = describe(progress).removeprefix(progress.stage).strip()
+        text = describe(progress).removeprefix(progress.stage).strip()
         self._bars.update(
             self._task,
             description=progress.stage,
             completed=progress.step,
             total=progress.steps or None,
-            about=about,
+            text=text,
         )
 
 

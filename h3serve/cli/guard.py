@@ -1,4 +1,4 @@
-"""`h3serve guard`: did a change alter the picture, the sound, the memory or the time?"""
+"""`h3serve guard`: did a change alter image, audio, memory or time?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from h3serve.guard.thresholds import RunKind
 from h3serve.guard.truth_address import fetch, publish
 from h3serve.guard.truth_store import prune
 
-app = typer.Typer(help="Compare this build with accepted pictures, sounds, memory and times.", no_args_is_help=True)
+app = typer.Typer(help="Compare this build with accepted images, audio, memory and times.", no_args_is_help=True)
 console = Console()
 
 Cases = Annotated[
@@ -70,7 +70,7 @@ def publish_command(
     run_folder: Annotated[Path | None, typer.Argument(help="Accepted run; without it the newest.")] = None,
     store: Annotated[str, typer.Option(help="A folder, git+URL or hub:OWNER/NAME.")] = "baselines",
     case_ids: CaseIds = "",
-    common: Annotated[bool, typer.Option(help="Accept the clips for every platform.")] = False,
+    common: Annotated[bool, typer.Option(help="Accept the videos for every platform.")] = False,
     runs: Annotated[Path, typer.Option(help="Where runs are, if none is named.")] = Path("guard-runs"),
 ) -> None:
     """Accept what a run made as the next revision of the ground truths."""

@@ -31,7 +31,7 @@ def make_app(wanted: str | None = None) -> typer.Typer:
     """The command line. With the name of a command only that one is there, and only its file was imported."""
     app = typer.Typer(
         name="h3serve",
-        help="Video with its soundtrack from text, pictures, clips and sound, with MiniMax-H3.",
+        help="Video with its soundtrack from text, images, videos and audio, with MiniMax-H3.",
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,

@@ -106,21 +106,22 @@ def _fuses_here(held: Held) -> bool:
 
 def _lines(shown: dict[str, Any], dtype: str) -> list[str]:
     rows = shown["rows"]
-    about = "" if rows["text_is_exact"] else "about "
+    roughly = "" if rows["text_is_exact"] else "about "
     return [
         f"task        {shown['task']} (partition {shown['partition']})",
         f"video       {shown['width']}x{shown['height']}, {shown['frames']} frames at {shown['fps']} fps, "
         f"{shown['seconds']} s",
-        f"sound       {shown['audio_samples']} samples, stereo, {shown['sample_rate']} Hz",
-        f"rows        {about}{rows['total']}: {about}{rows['text']} text, {rows['conditions']} conditions, "
-        f"{rows['audio']} sound, {rows['video']} video",
-        f"work        {about}{shown['petaflops']} PFLOP in {shown['steps']} evaluations",
+        f"audio       {shown['audio_samples']} samples, stereo, {shown['sample_rate']} Hz",
+        f"rows        {roughly}{rows['total']}: {roughly}{rows['text']} text, {rows['conditions']} conditions, "
+        f"{rows['audio']} audio, {rows['video']} video",
+        f"work        {roughly}{shown['petaflops']} PFLOP in {shown['steps']} evaluations",
         *(
-            f"time        {about}"
-            + ", ".join(f"{value:.0f} s {tier}" for tier, value in tiers.items())
+            f"time        {roughly}"
+            + ", ".join(f"{value:.0f} s {quality}" for quality, value in times.items())
             + f" on one {device}, everything resident; denoising "
             + ", ".join(f"{value:.0f} s" for value in shown["denoise_seconds"][device].values())
-            for device, tiers in shown["request_seconds"].items()
+            for device, times in shown["request_seconds"].items()
         ),
-        f"memory      {about}{shown['peak_gib']} GiB while denoising, the transformer alone on the device, in {dtype}",
+        f"memory      {roughly}{shown['peak_gib']} GiB while denoising, "
+        f"the transformer alone on the device, in {dtype}",
     ]

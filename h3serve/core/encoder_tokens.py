@@ -1,7 +1,7 @@
-"""How many text tokens a picture or clip becomes, by arithmetic alone.
+"""How many text tokens an image or video becomes, by arithmetic alone.
 
-The encoder sees pictures and clips in squares of 32 pixels a side: one token per square and, for
-clips, per pair of frames sampled at 2 fps (spec/text_encoder.md 7.4, 7.5).
+The encoder sees images and videos in squares of 32 pixels a side: one token per square and, for
+videos, per pair of frames sampled at 2 fps (spec/text_encoder.md 7.4, 7.5).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class Size(NamedTuple):
 
 
 class VideoBlocks(NamedTuple):
-    """The vision blocks of one clip: how many, and the tokens of each, delimiters included."""
+    """The vision blocks of one video: how many, and the tokens of each, delimiters included."""
 
     blocks: int
     tokens: int
 
 
 def image_size(width: int, height: int) -> Size:
-    """The size at which the encoder sees a picture of `width` x `height` pixels (7.4)."""
+    """The size at which the encoder sees an image of `width` x `height` pixels (7.4)."""
     return _fit(width, height, frames=1, counted=1, limits=IMAGE_PIXELS)
 
 
 def sampled_frames(frames: int) -> int:
-    """How many of a 24 fps clip's frames the encoder sees: every 12th, the first included (7.5)."""
+    """How many of a 24 fps video's frames the encoder sees: every 12th, the first included (7.5)."""
     return -(-frames // SAMPLE_STEP)
 
 
@@ -53,12 +53,12 @@ def video_size(frames: int, width: int, height: int) -> Size:
 
 
 def vision_tokens(width: int, height: int) -> int:
-    """Tokens of the vision block of a `width` x `height` picture, both delimiters included."""
+    """Tokens of the vision block of a `width` x `height` image, both delimiters included."""
     return _squares(image_size(width, height)) + DELIMITERS
 
 
 def video_blocks(frames: int, width: int, height: int) -> VideoBlocks:
-    """The vision blocks of a clip of `frames` frames at 24 fps; timestamps are not counted."""
+    """The vision blocks of a video of `frames` frames at 24 fps; timestamps are not counted."""
     sampled = sampled_frames(frames)
     tokens = _squares(video_size(sampled, width, height)) + DELIMITERS
     return VideoBlocks(-(-sampled // FRAMES_PER_BLOCK), tokens)

@@ -2,7 +2,7 @@
 
 H3Error
 ├── RequestError      the request is wrong: names the field, the value and what is allowed   (exit 2, HTTP 400)
-│   └── MediaError    a picture, clip or sound cannot be used
+│   └── MediaError    an image, video or audio file cannot be used
 ├── CapacityError     the request is legal but cannot fit this machine                       (exit 2, HTTP 422)
 ├── CheckpointError   a weight file is missing, truncated, renamed or not what it claims     (exit 2, HTTP 500)
 ├── OutputError       the result could not be made or written (NaN, disk full, bad file)     (exit 1, HTTP 500)
@@ -44,7 +44,7 @@ class RequestError(H3Error):
 
 
 class MediaError(RequestError):
-    """A picture, clip or recording that cannot be used; `allowed` says why and what would do."""
+    """An image, video or audio file that cannot be used; `allowed` says why and what would do."""
 
 
 class CapacityError(H3Error):
@@ -69,7 +69,7 @@ class WorkerError(H3Error):
 
 
 class RankError(WorkerError):
-    """One of several ranks met an error that nobody foresaw; the others raise this."""
+    """One of several ranks met an error that nobody foresaw; the others raise this one."""
 
 
 class OutOfMemoryError(RankError):

@@ -25,15 +25,14 @@ SLAB_BYTES = 4 * GIB  # the most that the modulation of one request may take on 
 
 @dataclass(frozen=True)
 class Work:
-    """Device bytes that a request needs beside the weights: for good (`slab`) and per stage."""
+    """Device bytes that a request needs beside the weights: all the time (`slab`), and during each stage."""
 
     slab: int
     stages: Mapping[str, int]
 
 
 class Tiles(NamedTuple):
-    """Of the video VAE: bytes of a tile that is encoded, of 17 frames or of one, and of one that is decoded; how
-    many at once at most."""
+    """Bytes of a tile of the video VAE: encoded, of 17 frames or of one, and decoded; and how many go at once."""
 
     encode_bytes: int
     image_bytes: int
@@ -68,7 +67,7 @@ class Capacity:
 
 
 def work_of(plan: Plan, *, tiles: Tiles) -> Work:
-    """What `plan` needs; a window's tiles are gone when they have been faded into each other."""
+    """Returns what `plan` needs; a window's tiles are gone when they have been faded into each other."""
     model = plan.model
     decoding = min(tile_count(plan.canvas), tiles.decode_batch) * tiles.decode_bytes
     window = WINDOW_FRAMES * plan.canvas[0] * plan.canvas[1] * 3 * 4
@@ -85,7 +84,7 @@ def work_of(plan: Plan, *, tiles: Tiles) -> Work:
 
 
 def encoding_bytes(condition: Segment, tiles: Tiles) -> int:
-    """Of its tiles in flight, of the pixels that they are cut from, and of what has been encoded before.
+    """Device bytes of encoding: tiles in flight, the pixels that they are cut from, what has been encoded before.
 
     Audio needs less than one tile.
     """
@@ -102,18 +101,18 @@ def encoding_bytes(condition: Segment, tiles: Tiles) -> int:
 
 
 def tile_count(size: Size) -> int:
-    """How many tiles the video VAE cuts a picture into."""
+    """How many tiles the video VAE cuts a frame into."""
     return prod(tiles_along(side, tile=TILE, overlap=OVERLAP) for side in size)
 
 
 def too_much(stage: str, peak: int, *, usable: int, free: int, advice: str = "") -> CapacityError:
-    """The error that says what a stage needs and what there is."""
+    """Returns the error that says what `stage` needs (`peak` bytes) and what there is."""
     return CapacityError(
         f"{stage} needs {gib(peak)} on the device, {gib(max(0, usable))} are usable "
-        f"({gib(free)} free, less a margin){advice}; a shorter or smaller clip needs less"
+        f"({gib(free)} free, less a margin){advice}; a shorter or smaller video needs less"
     )
 
 
 def gib(num_bytes: int) -> str:
-    """`12.34 GiB`."""
+    """`num_bytes` in words: `12.34 GiB`."""
     return f"{num_bytes / GIB:.2f} GiB"

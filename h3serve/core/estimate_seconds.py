@@ -19,7 +19,7 @@ class Growth:
     attention: float
 
     def seconds(self, rows: float, model: ModelSize = RELEASED_MODEL) -> float:
-        """Of one evaluation."""
+        """Seconds of one evaluation over `rows` packed rows."""
         return _linear(rows, model) / self.linear + _attention(rows, model) / self.attention
 
     def distance(self, points: Sequence[Point], model: ModelSize = RELEASED_MODEL) -> float:
@@ -74,11 +74,11 @@ class Rest:
     fixed: float
 
     def seconds(self, target_rows: int, condition_rows: int) -> float:
-        """Rows of the picture alone: those that are made, and those that are given."""
+        """Seconds beside the evaluations; rows of the video kind alone: those that are made, those that are given."""
         return self.fixed + self.decode * target_rows + self.encode * condition_rows
 
 
-# The video VAE is the same in all tiers but `exact`. 37,296 rows are a clip of 5 s; fixed: text, sound, the MP4's end.
+# The video VAE is the same at every quality but `exact`. 37,296 rows are 5 s; fixed: text, audio, the MP4's end.
 REST: Mapping[str, Mapping[Quality, Rest]] = {
     "NVIDIA H200": {
         "exact": Rest(6.29 / 37_296, 14.2 / 37_296, 1.0),
@@ -91,28 +91,29 @@ REST: Mapping[str, Mapping[Quality, Rest]] = {
 def request_seconds(
     rows: int, evaluations: int, *, target_rows: int, condition_rows: int, model: ModelSize = RELEASED_MODEL
 ) -> dict[str, dict[str, float]]:
-    """Seconds of a whole request on one device, everything resident, by its kind and by tier.
+    """Seconds of a whole request on one device, everything resident, by its kind and by quality.
 
-    `rows` are all packed rows, the two others those of pictures. Empty for a model of other sizes than the release.
+    `rows` are all packed rows, the two others those of the video kind.
+    Empty for a model of other sizes than the release.
     """
     if not model.runs_like_the_release:
         return {}
     return {
         device: {
-            tier: round(
-                evaluations * curve.seconds(rows, model) + REST[device][tier].seconds(target_rows, condition_rows), 1
+            quality: round(
+                evaluations * curve.seconds(rows, model) + REST[device][quality].seconds(target_rows, condition_rows), 1
             )
-            for tier, curve in tiers.items()
+            for quality, curve in curves.items()
         }
-        for device, tiers in MEASURED.items()
+        for device, curves in MEASURED.items()
     }
 
 
 def denoise_seconds(rows: int, evaluations: int, model: ModelSize = RELEASED_MODEL) -> dict[str, dict[str, float]]:
-    """Seconds of all evaluations on one device, by its kind and by tier; empty as `request_seconds` is."""
+    """Seconds of all evaluations on one device, by its kind and by quality; empty as `request_seconds` is."""
     if not model.runs_like_the_release:
         return {}
     return {
-        device: {tier: round(evaluations * curve.seconds(rows, model), 1) for tier, curve in tiers.items()}
-        for device, tiers in MEASURED.items()
+        device: {quality: round(evaluations * curve.seconds(rows, model), 1) for quality, curve in curves.items()}
+        for device, curves in MEASURED.items()
     }

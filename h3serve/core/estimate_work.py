@@ -33,12 +33,12 @@ GIB = 2**30
 
 
 def linear_flops(rows: int, model: ModelSize = RELEASED_MODEL) -> float:
-    """Of the linear layers of all blocks in one evaluation over `rows` packed rows."""
+    """FLOPs of the linear layers of all blocks in one evaluation over `rows` packed rows."""
     return 2.0 * model.layers * rows * (4 * model.hidden * model.inner + 3 * model.hidden * model.ffn)
 
 
 def attention_flops(rows: int, model: ModelSize = RELEASED_MODEL) -> float:
-    """Of all blocks' attention, which grows with the square of the rows."""
+    """FLOPs of all blocks' attention in one evaluation: they grow with the square of the rows."""
     return 4.0 * model.layers * rows * rows * model.inner
 
 

@@ -41,12 +41,12 @@ def aligned_frames(frames: int) -> int:
 
 
 def reference_frames(frames: int) -> int:
-    """The largest 17k+5 (k >= 1) that is <= `frames`, or 0 below 22: what the VAE takes of a clip."""
+    """The largest 17k+5 (k >= 1) that is <= `frames`, or 0 below 22: what the VAE takes of a video."""
     return frames - (frames - 5) % 17 if frames >= 22 else 0
 
 
 def latent_frames(frames: int) -> int:
-    """17n+5 pixel frames -> 5n+2 latent frames; a single picture -> 1."""
+    """17n+5 pixel frames -> 5n+2 latent frames; a single image -> 1."""
     return 1 if frames == 1 else (frames - 5) // 17 * 5 + 2
 
 
@@ -66,7 +66,7 @@ def parse_ratio(text: str, field: str = "target.aspect_ratio") -> float:
 
 
 def check_ratio(ratio: float, shown: object, field: str) -> float:
-    """`ratio` itself, or a RequestError: the model knows pictures from 1:4 to 4:1."""
+    """`ratio` itself, or a RequestError: the model knows videos from 1:4 to 4:1."""
     if not LIMITS.min_ratio <= ratio <= LIMITS.max_ratio:
         raise RequestError(field, shown, "the ratio of width to height must be from 1:4 to 4:1")
     return ratio
@@ -97,7 +97,7 @@ def reference_image_size(size: Size, mode: str, canvas: Size, rules: SizeRules =
 
 
 def reference_video_size(ratio: float, rules: SizeRules = RELEASED_SIZES) -> Size:
-    """Canvas of a reference clip: its own aspect at its own short edge, whatever the target is (spec 8.6)."""
+    """Canvas of a reference video: its own aspect at its own short edge, whatever the target is (spec 8.6)."""
     return canvas_size(ratio, rules.clip_short_edge, rules)
 
 

@@ -21,10 +21,10 @@ MediaKind = Literal["image", "video", "audio"]
 
 @dataclass(frozen=True)
 class MediaProbe:
-    """One picture, clip or sound as a viewer meets it: rotation and pixel aspect are already applied.
+    """One image, video or audio file as a viewer meets it: rotation and pixel aspect are already applied.
 
-    `width`, `height` are display pixels (0 for sound); `seconds` is the length of the video stream, or of
-    the sound where there is no video (0 for a picture); `audio_seconds` the length of its sound.
+    `width`, `height` are display pixels (0 for audio); `seconds` is the length of the video stream, or of
+    the audio where there is no video (0 for an image); `audio_seconds` the length of its audio.
     """
 
     kind: MediaKind
@@ -52,7 +52,7 @@ def check_references(request: GenerationRequest, probes: Sequence[MediaProbe], l
         _check_kind(condition, probe, f"conditions[{index}]")
         if condition.role == "reference":
             _check_reference(condition, probe, f"conditions[{index}]", limits)
-    for kind, name in (("video", "clips"), ("audio", "sounds")):
+    for kind, name in (("video", "videos"), ("audio", "audio")):
         pairs = zip(request.references, _of_references(request, probes), strict=True)
         total = sum(seconds_used(c, p) for c, p in pairs if _KIND_OF[c.type] == kind)
         if total > limits.max_reference_seconds + limits.reference_slack_seconds:
@@ -82,10 +82,10 @@ def _of_references(request: GenerationRequest, probes: Sequence[MediaProbe]) -> 
 def _check_kind(condition: Condition, probe: MediaProbe, field: str) -> None:
     wanted = _KIND_OF[condition.type]
     if probe.kind != wanted and not (wanted == "audio" and probe.has_audio):
-        meant = "; save the one frame that is meant as a picture" if (wanted, probe.kind) == ("image", "video") else ""
+        meant = "; save the one frame that is meant as an image" if (wanted, probe.kind) == ("image", "video") else ""
         raise MediaError(f"{field}.type", condition.type, f"the file is of kind {probe.kind}{meant}")
     if condition.type in ("audio", "video_audio") and not probe.has_audio:
-        raise MediaError(f"{field}.type", condition.type, "the file has no sound")
+        raise MediaError(f"{field}.type", condition.type, "the file has no audio")
 
 
 def _check_reference(condition: Condition, probe: MediaProbe, field: str, limits: Limits) -> None:
@@ -95,14 +95,14 @@ def _check_reference(condition: Condition, probe: MediaProbe, field: str, limits
         return
     start = condition.start_time_seconds
     length = _length(condition, probe)
-    sound_ends = condition.type == "video_audio" and start is not None and start >= probe.audio_seconds
-    if start is not None and (start >= length or sound_ends):
+    audio_ends = condition.type == "video_audio" and start is not None and start >= probe.audio_seconds
+    if start is not None and (start >= length or audio_ends):
         raise RequestError(f"{field}.start_time_seconds", start, f"below the length, {length:.2f} s")
     used = length - (start or 0.0)
     low, high = limits.min_reference_seconds, limits.max_reference_seconds
     too_long = start is None and used > high + limits.reference_slack_seconds
     if used < low - 1e-3 or too_long:
-        allowed = f"a reference clip or sound lasts {low:g} to {high:g} s{_remedy(condition, probe, too_long)}"
+        allowed = f"a reference video or audio lasts {low:g} to {high:g} s{_remedy(condition, probe, too_long)}"
         raise MediaError(field, f"{used:.2f} s", allowed)
     if condition.type != "audio" and round(used * geometry.FPS) < limits.min_reference_frames:
         raise MediaError(

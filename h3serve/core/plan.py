@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def timesteps(self) -> int:
-        """Distinct timesteps of all evaluations, at most: of video, sound, and conditions of either kind."""
+        """Distinct timesteps of all evaluations, at most: of video, audio, and conditions of either kind."""
         kinds = 2 + any(s.video_rows for s in self.conditions) + any(s.audio_rows for s in self.conditions)
         return self.steps * kinds
 
@@ -159,16 +159,16 @@ def _canvas(request: GenerationRequest, probes: Sequence[MediaProbe], rules: Siz
 
 
 def _duration(request: GenerationRequest, probes: Sequence[MediaProbe], limits: Limits) -> float:
-    """Seconds asked for; without them, the length of the one sound-bearing reference."""
+    """Seconds asked for; without them, the length of the one reference with audio."""
     asked = request.target.duration_seconds
     if asked is not None:
         return asked
-    index, condition, probe = next((i, c, p) for i, c, p in _numbered(request, probes) if c.type in _SOUND_BEARING)
+    index, condition, probe = next((i, c, p) for i, c, p in _numbered(request, probes) if c.type in _WITH_AUDIO)
     seconds = round(probe.audio_seconds - (condition.start_time_seconds or 0.0), 6)  # 6.1 - 2.1 is 4
     if not probe.has_audio:
-        raise RequestError(f"conditions[{index}]", "no sound", "target.duration_seconds is required without a sound")
+        raise RequestError(f"conditions[{index}]", "no audio", "target.duration_seconds is required without audio")
     if not limits.min_seconds <= seconds <= limits.max_seconds:
-        allowed = f"the length of the sound sets the target's: {limits.min_seconds:g} to {limits.max_seconds:g} s"
+        allowed = f"the length of the audio sets the target's: {limits.min_seconds:g} to {limits.max_seconds:g} s"
         raise RequestError(f"conditions[{index}]", f"{seconds:.2f} s", allowed)
     return seconds
 
@@ -187,14 +187,14 @@ def _reference(
 ) -> Segment:
     if condition.type == "image":
         size = (probe.width, probe.height)
-        return segments.picture(geometry.reference_image_size(size, request.reference_resize_mode, canvas, rules))
+        return segments.image(geometry.reference_image_size(size, request.reference_resize_mode, canvas, rules))
     start = condition.start_time_seconds or 0.0
-    sound = min(probe.audio_seconds - start, frames / FPS) if probe.has_audio else 0.0
-    samples = max(0, round(sound * SAMPLE_RATE))
+    heard = min(probe.audio_seconds - start, frames / FPS) if probe.has_audio else 0.0
+    samples = max(0, round(heard * SAMPLE_RATE))
     if condition.type == "audio":
-        return segments.sound(samples)
-    clip_frames = min(frames, round(seconds_used(condition, probe) * FPS))
-    return segments.clip(geometry.reference_video_size(probe.ratio, rules), clip_frames, samples)
+        return segments.audio(samples)
+    used_frames = min(frames, round(seconds_used(condition, probe) * FPS))
+    return segments.video(geometry.reference_video_size(probe.ratio, rules), used_frames, samples)
 
 
 def _shown_tokens(
@@ -217,7 +217,7 @@ def _shown_tokens(
     return total
 
 
-_SOUND_BEARING = ("audio", "video", "video_audio")
+_WITH_AUDIO = ("audio", "video", "video_audio")
 
 
 def _numbered(request: GenerationRequest, probes: Sequence[MediaProbe]) -> list[tuple[int, Condition, MediaProbe]]:

@@ -197,7 +197,7 @@ def _check_task(request: GenerationRequest) -> None:
 
 
 def _check_counts(request: GenerationRequest) -> None:
-    """Published limits; a soundtrack inside a video is not an audio reference."""
+    """Holds the published limits of numbers; a soundtrack inside a video is no audio reference."""
 
     def count(kind: str) -> int:
         return sum(c.type.startswith(kind) for c in request.conditions)
@@ -224,12 +224,12 @@ def _check_target(request: GenerationRequest) -> None:
     if target.aspect_ratio != "auto":
         parse_ratio(target.aspect_ratio)
     if target.duration_seconds is None:
-        bearing = [c for c in request.references if c.type != "image"]
-        if request.task != "ref2va" or len(bearing) != 1:
+        timed = [c for c in request.references if c.type != "image"]
+        if request.task != "ref2va" or len(timed) != 1:
             raise RequestError(
                 "target.duration_seconds",
                 None,
-                f"required: {_SECONDS} (only ref2va with exactly one sound-bearing reference may leave it out)",
+                f"required: {_SECONDS} (only ref2va with exactly one reference of audio or video may leave it out)",
             )
     elif not LIMITS.min_seconds <= target.duration_seconds <= LIMITS.max_seconds:
         raise RequestError("target.duration_seconds", target.duration_seconds, _SECONDS)

@@ -15,14 +15,14 @@ from h3serve.core.geometry import (
     rows_per_frame,
 )
 
-SegmentKind = Literal["keyframe", "picture", "clip", "sound", "target"]
+SegmentKind = Literal["keyframe", "image", "video", "audio", "target"]
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A condition or the target: pixel size and latent frames of its picture, audio latents per channel.
+    """A condition or the target: pixel size and latent frames of what is seen, audio latents per channel.
 
-    A keyframe is `is_last` or not; a sound has no size; a silent clip has no audio latents.
+    `is_last` tells keyframes apart; an audio reference has no size; a silent video has no audio latents.
     """
 
     kind: SegmentKind
@@ -43,12 +43,12 @@ class Segment:
 
     @property
     def rows(self) -> int:
-        """All packed rows."""
+        """Packed rows of both kinds."""
         return self.video_rows + self.audio_rows
 
     @property
     def latent_size(self) -> tuple[int, int]:
-        """(height, width) in latents."""
+        """(height, width) in latents; only of what is seen."""
         assert self.size is not None
         return self.size[1] // PIXELS_PER_LATENT, self.size[0] // PIXELS_PER_LATENT
 
@@ -58,23 +58,23 @@ def keyframe(canvas: Size, *, is_last: bool) -> Segment:
     return Segment("keyframe", canvas, 1, is_last=is_last)
 
 
-def picture(size: Size) -> Segment:
+def image(size: Size) -> Segment:
     """An image reference at its own size."""
-    return Segment("picture", size, 1)
+    return Segment("image", size, 1)
 
 
-def clip(size: Size, frames: int, samples: int) -> Segment:
-    """A video reference of `frames` frames at 24 fps and `samples` of sound at 32 kHz (0: silent)."""
-    return Segment("clip", size, latent_frames(reference_frames(frames)), audio_latents_of(samples))
+def video(size: Size, frames: int, samples: int) -> Segment:
+    """A video reference of `frames` frames at 24 fps and `samples` of audio at 32 kHz (0: silent)."""
+    return Segment("video", size, latent_frames(reference_frames(frames)), audio_latents_of(samples))
 
 
-def sound(samples: int) -> Segment:
+def audio(samples: int) -> Segment:
     """An audio reference of `samples` at 32 kHz."""
-    return Segment("sound", audio_latents=audio_latents_of(samples))
+    return Segment("audio", audio_latents=audio_latents_of(samples))
 
 
 def target(canvas: Size, frames: int) -> Segment:
-    """What is generated: `frames` is 17n+5."""
+    """The video that is generated with its audio: `frames` is 17n+5."""
     return Segment("target", canvas, latent_frames(frames), audio_latents(frames))
 
 

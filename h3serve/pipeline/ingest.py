@@ -77,10 +77,10 @@ class Ingest:
             pixels = prepare_reference_image(
                 load_image(file), request.reference_resize_mode, plan.canvas, field=file.field, rules=self.rules
             )
-            return PreparedCondition(segments.picture((pixels.shape[1], pixels.shape[0])), pixels[None])
+            return PreparedCondition(segments.image((pixels.shape[1], pixels.shape[0])), pixels[None])
         if condition.type == "audio":
             wave = load_audio(file, min(probe.audio_seconds, plan.seconds))
-            return PreparedCondition(segments.sound(wave.shape[1]), wave=wave)
+            return PreparedCondition(segments.audio(wave.shape[1]), wave=wave)
         return self._clip(condition, file, probe, plan)
 
     def _clip(self, condition: Condition, file: MediaFile, probe: MediaProbe, plan: Plan) -> PreparedCondition:
@@ -92,7 +92,7 @@ class Ingest:
         heard = min(probe.audio_seconds - start, plan.seconds)
         wave = load_audio(file, heard, start_seconds=start, soundtrack=True) if probe.has_audio and heard > 0 else None
         samples = 0 if wave is None else wave.shape[1]
-        return PreparedCondition(segments.clip(size, len(frames), samples), frames, wave)
+        return PreparedCondition(segments.video(size, len(frames), samples), frames, wave)
 
 
 def _packed_order(

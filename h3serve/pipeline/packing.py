@@ -128,7 +128,7 @@ def _reference_blocks(references: Sequence[Segment], target: Segment, clock: flo
     """Blocks of all references, and the clock after them: the target's origin."""
     blocks: list[_Block] = []
     for segment in references:
-        axis = spatial_axes(target if segment.kind == "sound" else segment)[1]
+        axis = spatial_axes(target if segment.kind == "audio" else segment)[1]
         if segment.audio_latents:
             blocks.append(_Block(audio_positions(clock, segment.audio_latents, axis), AUDIO_TAG, AUDIO_CONDITION))
         if segment.latent_frames:
@@ -139,7 +139,7 @@ def _reference_blocks(references: Sequence[Segment], target: Segment, clock: flo
 
 def _advance(segment: Segment) -> float:
     """How far a reference moves the clock: a picture by one unit, whatever it shows."""
-    if segment.kind == "picture":
+    if segment.kind == "image":
         return 1.0
     span = float(np.cumsum(_durations(segment.latent_frames))[-1]) if segment.latent_frames else 0.0
     return max(float(segment.audio_latents), span)

@@ -43,11 +43,11 @@ def shown_conditions(prepared: Sequence[PreparedCondition]) -> tuple[list[ShownI
     keyframes = [ShownImage(p.frames[0]) for p in prepared if p.segment.kind == "keyframe" and p.frames is not None]
     references: list[Shown] = []
     for item in prepared:
-        if item.segment.kind == "sound":
+        if item.segment.kind == "audio":
             references.append(ShownAudio())
-        elif item.segment.kind == "picture" and item.frames is not None:
+        elif item.segment.kind == "image" and item.frames is not None:
             references.append(ShownImage(item.frames[0]))
-        elif item.segment.kind == "clip" and item.frames is not None:
+        elif item.segment.kind == "video" and item.frames is not None:
             references.append(ShownVideo(item.frames, has_audio=item.wave is not None))
     return keyframes, references
 

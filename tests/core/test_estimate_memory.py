@@ -51,19 +51,19 @@ def test_what_is_encoded_counts_by_its_own_size() -> None:
     def expected(tiles_bytes: int, frames: int, area: int, at_once: int, latents: int) -> int:
         return tiles_bytes + frames * (area + at_once * tile) * 12 + latents * (area // 256) * 48 * 4
 
-    assert encoding_bytes(segments.picture((256, 256)), tiles) == expected(GIB, 1, tile, 1, 1)
-    assert encoding_bytes(segments.picture(wide), tiles) == encoding_bytes(segments.keyframe(wide, is_last=True), tiles)
-    assert encoding_bytes(segments.picture(wide), tiles) == expected(28 * GIB, 1, 1344 * 768, 28, 1)
-    assert encoding_bytes(segments.picture((2048, 2048)), tiles) == expected(68 * GIB, 1, 2048**2, 68, 1)  # of 121
-    assert encoding_bytes(segments.clip((256, 256), 56, 0), tiles) == expected(14 * GIB, 17, tile, 1, 17)
-    assert encoding_bytes(segments.clip(wide, 56, 64_000), tiles) == expected(56 * GIB, 17, 1344 * 768, 4, 17)
-    assert encoding_bytes(segments.sound(64_000), tiles) == 14 * GIB
+    assert encoding_bytes(segments.image((256, 256)), tiles) == expected(GIB, 1, tile, 1, 1)
+    assert encoding_bytes(segments.image(wide), tiles) == encoding_bytes(segments.keyframe(wide, is_last=True), tiles)
+    assert encoding_bytes(segments.image(wide), tiles) == expected(28 * GIB, 1, 1344 * 768, 28, 1)
+    assert encoding_bytes(segments.image((2048, 2048)), tiles) == expected(68 * GIB, 1, 2048**2, 68, 1)  # of 121
+    assert encoding_bytes(segments.video((256, 256), 56, 0), tiles) == expected(14 * GIB, 17, tile, 1, 17)
+    assert encoding_bytes(segments.video(wide, 56, 64_000), tiles) == expected(56 * GIB, 17, 1344 * 768, 4, 17)
+    assert encoding_bytes(segments.audio(64_000), tiles) == 14 * GIB
 
 
 def test_a_longer_reference_video_costs_no_more_than_its_latents() -> None:
     """A chunk at a time: 15 s and 5 s of 1344x768 are 107 and 37 latents."""
     tiles = Tiles(2 * GIB, 0, 0, encode_batch=4)
-    short, long = (encoding_bytes(segments.clip((1344, 768), frames, 0), tiles) for frames in (124, 362))
+    short, long = (encoding_bytes(segments.video((1344, 768), frames, 0), tiles) for frames in (124, 362))
     assert long - short == 70 * 84 * 48 * 48 * 4
     assert short < 8.5 * GIB  # with all pixels there it was 4.6 GiB more
 

@@ -73,7 +73,7 @@ def test_duration_from_the_one_sound() -> None:
     assert resolve("ref2va", None, [condition("image"), condition("audio")], [WIDE, six]).frames == 158
     with pytest.raises(RequestError, match=r"conditions\[1\].*3.00 s"):
         resolve("ref2va", None, [condition("image"), condition("audio")], [WIDE, SOUND])
-    with pytest.raises(RequestError, match="no sound"):
+    with pytest.raises(RequestError, match="no audio"):
         resolve("ref2va", None, [condition("video")], [SILENT])
 
 
@@ -153,7 +153,7 @@ def test_audio_taken_from_a_video_is_as_long_as_its_audio() -> None:
     audio = condition("audio")
     plan = resolve("ref2va", 5, [condition("image"), audio], [WIDE, sound_of_a_video(5.0, 60.0)])
     assert plan.conditions[1].audio_latents == 200  # 40 a second
-    with pytest.raises(RequestError, match="^conditions: '42.00 s of sounds'"):
+    with pytest.raises(RequestError, match="^conditions: '42.00 s of audio'"):
         resolve("ref2va", 5, [condition("image")] + [audio] * 3, [WIDE] + [sound_of_a_video(14.0, 3.0)] * 3)
     with pytest.raises(RequestError, match=r"^conditions\[1\]: '60.00 s'"):
         resolve("ref2va", 5, [condition("image"), audio], [WIDE, sound_of_a_video(60.0, 5.0)])

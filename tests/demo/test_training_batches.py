@@ -48,7 +48,7 @@ def case_of(kind: str, rng: np.random.Generator) -> Case:
         return rng.integers(0, 256, (frames, size[1], size[0], 3), np.uint8)
 
     first, last = segments.keyframe(CANVAS, is_last=False), segments.keyframe(CANVAS, is_last=True)
-    picture = segments.picture(PICTURE)
+    picture = segments.image(PICTURE)
     match kind:
         case "t2va":
             return Case("t2va")
@@ -62,9 +62,9 @@ def case_of(kind: str, rng: np.random.Generator) -> Case:
             return Case("ref2va", [picture], [ShownImage(pixels(PICTURE)[0])])
         case "picture_sound":
             shown = [ShownImage(pixels(PICTURE)[0]), ShownAudio()]
-            return Case("ref2va", [picture, segments.sound(24_000)], shown)
+            return Case("ref2va", [picture, segments.audio(24_000)], shown)
         case "motion":
-            clip = segments.clip(CLIP, 56, 74_667)
+            clip = segments.video(CLIP, 56, 74_667)
             return Case("ref2va", [clip], [ShownVideo(pixels(CLIP, 56), has_audio=True)])
     raise AssertionError(kind)
 

@@ -116,9 +116,9 @@ class Peer:
 def _reference(item: PreparedCondition) -> Any:
     wave = None if item.wave is None else torch.from_numpy(item.wave)
     rate = None if wave is None else 32_000
-    if item.segment.kind == "picture" and item.frames is not None:
+    if item.segment.kind == "image" and item.frames is not None:
         return MiniMaxH3ImageReference(image=Image.fromarray(item.frames[0]))
-    if item.segment.kind == "sound":
+    if item.segment.kind == "audio":
         return MiniMaxH3AudioReference(audio=wave, sample_rate=rate)
     return MiniMaxH3VideoReference(frames=item.frames, fps=24.0, audio=wave, sample_rate=rate)
 

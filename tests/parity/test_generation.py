@@ -76,18 +76,18 @@ def last() -> PreparedCondition:
 
 
 def picture(seed: int, size: tuple[int, int] = (64, 64)) -> PreparedCondition:
-    return PreparedCondition(segments.picture(size), pixels(seed, 1, size))
+    return PreparedCondition(segments.image(size), pixels(seed, 1, size))
 
 
 def clip(seed: int, frames: int, seconds: float = 0.0) -> PreparedCondition:
     sound = wave(seed, seconds) if seconds else None
     samples = 0 if sound is None else sound.shape[1]
-    return PreparedCondition(segments.clip((96, 64), frames, samples), pixels(seed, frames, (96, 64)), sound)
+    return PreparedCondition(segments.video((96, 64), frames, samples), pixels(seed, frames, (96, 64)), sound)
 
 
 def sound(seed: int, seconds: float) -> PreparedCondition:
     heard = wave(seed, seconds)
-    return PreparedCondition(segments.sound(heard.shape[1]), wave=heard)
+    return PreparedCondition(segments.audio(heard.shape[1]), wave=heard)
 
 
 TWO_CLIPS_AND_SOUND = {"a": clip(20, 24, 1.0), "b": clip(21, 41), "c": sound(22, 0.7)}

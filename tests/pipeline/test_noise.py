@@ -10,8 +10,8 @@ from h3serve.pipeline.rows import audio_to_latents, rows_to_video, video_to_rows
 
 CANVAS = (96, 64)
 TARGET = segments.target(CANVAS, 107)
-PICTURE = segments.picture((64, 64))
-CLIP = segments.clip((64, 32), 56, 32_000)
+PICTURE = segments.image((64, 64))
+CLIP = segments.video((64, 32), 56, 32_000)
 
 
 def test_video_and_audio_restart_the_same_seed() -> None:
@@ -23,7 +23,7 @@ def test_video_and_audio_restart_the_same_seed() -> None:
 
 
 def test_condition_noise_is_the_prefix_of_a_longer_draw() -> None:
-    noise = draw(7, [PICTURE, segments.sound(8_000), CLIP], TARGET)
+    noise = draw(7, [PICTURE, segments.audio(8_000), CLIP], TARGET)
     longer = normal((1, 24, 32 + 2, 4, 4), 7)
     assert torch.equal(noise.conditions[0], longer[:, :, :1])
     assert not torch.equal(noise.conditions[0], normal((1, 24, 1, 4, 4), 7))
@@ -37,7 +37,7 @@ def test_every_draw_has_its_own_generator_and_seed() -> None:
     def fresh(seed: int, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
-    noise = draw(7, [PICTURE, segments.sound(8_000), CLIP], TARGET)
+    noise = draw(7, [PICTURE, segments.audio(8_000), CLIP], TARGET)
     assert torch.equal(noise.audio, fresh(7, 356, 32))
     # CLIP is 56 frames, 17 latent frames of 2x4, and a second of sound, 40 latents a channel.
     for drawn, expected in (

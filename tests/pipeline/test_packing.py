@@ -34,9 +34,9 @@ def test_toy_with_both_keyframes() -> None:
 
 def test_toy_with_references() -> None:
     conditions = [
-        Segment("picture", (64, 64), 1),
-        Segment("clip", (32, 32), 2, audio_latents=3),
-        Segment("sound", audio_latents=2),
+        Segment("image", (64, 64), 1),
+        Segment("video", (32, 32), 2, audio_latents=3),
+        Segment("audio", audio_latents=2),
     ]
     packed = pack(text(2), conditions, TARGET)
     end = 13.333333
@@ -74,7 +74,7 @@ def test_released_canvas_axes_and_row_ranges() -> None:
 
 
 def test_reference_clock_of_the_worked_example() -> None:
-    conditions = [segments.clip((1344, 768), 124, 165_334), segments.sound(96_000)]
+    conditions = [segments.video((1344, 768), 124, 165_334), segments.audio(96_000)]
     packed = pack(text(10), conditions, segments.target((1344, 768), 124))
     assert len(packed.tags) == 10 + 75_660
     assert packed.positions[packed.audio_index[packed.condition_audio_rows], 0] == 10 + 327

@@ -100,8 +100,8 @@ def test_the_second_keyframe_is_cropped(media: Path) -> None:
 def test_a_keyframe_named_after_references_goes_before_them(media: Path, index: int) -> None:
     """It is the first keyframe though not the first condition: stretched, and packed in front."""
     plan, prepared = read(picture(media, "three"), voice(media), keyframe(media, "two", index), picture(media, "one"))
-    assert [p.segment.kind for p in prepared] == ["keyframe", "picture", "sound", "picture"]
-    assert [s.kind for s in plan.conditions] == ["keyframe", "picture", "sound", "picture"]
+    assert [p.segment.kind for p in prepared] == ["keyframe", "image", "audio", "image"]
+    assert [s.kind for s in plan.conditions] == ["keyframe", "image", "audio", "image"]
     assert np.array_equal(prepared[0].frames[0], stretched(media, "two"))
     assert prepared[0].segment.is_last is (index == -1)
     assert np.array_equal(prepared[1].frames[0], stretched(media, "three", (64, 64)))

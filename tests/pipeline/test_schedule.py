@@ -90,7 +90,7 @@ def test_each_modality_has_its_own_shift_and_each_condition_its_own_level() -> N
     fields = {"task": "ref2va", "prompt": "x", "conditions": conditions, "target": {"duration_seconds": 4}}
     levels = {"imgvid_cond_noise_aug_for_inference": 0.3, "audio_cond_noise_aug_for_inference": 0.6}
     target = segments.target((64, 64), 22)
-    layout = pack(np.ones(2, np.int64), [segments.picture((64, 64)), segments.sound(800)], target)
+    layout = pack(np.ones(2, np.int64), [segments.image((64, 64)), segments.audio(800)], target)
     for own, expected in (
         ({}, (12.0, 3.0)),
         ({"flow_shift": 7.0}, (7.0, 3.0)),

@@ -45,5 +45,5 @@ def test_a_video_of_5_s_as_measured(batch: int, seen: float) -> None:
     config = VideoVAEConfig.from_dict(dict(RELEASED["video_vae"]))
     tiles = one_tile(config, fused=True)._replace(encode_batch=batch)
     whole, chunk = (frames * 1344 * 768 * 12 for frames in (136, 17))
-    planned = encoding_bytes(segments.clip((1344, 768), 124, 0), tiles) + whole - chunk
+    planned = encoding_bytes(segments.video((1344, 768), 124, 0), tiles) + whole - chunk
     assert planned / GIB == pytest.approx(seen, rel=0.01)

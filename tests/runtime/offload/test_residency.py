@@ -122,7 +122,7 @@ def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
     with pytest.raises(CapacityError, match=r"needs 9\d\.\d+ GiB on the device, .* --residency stream needs least"):
         choose("resident", RELEASED_SIZES, WORK, machine(80, 128))
     long = work_of(plan(15.0), tiles=TILES)
-    with pytest.raises(CapacityError, match="denoise needs .* a shorter or smaller clip"):
+    with pytest.raises(CapacityError, match="denoise needs .* a shorter or smaller video"):
         choose("auto", RELEASED_SIZES, long, machine(10, 128))
 
 
