@@ -26,7 +26,7 @@ from h3serve.guard.cases import Case, load_cases
 from h3serve.guard.guard_report import reasons
 from h3serve.guard.guard_results import Report
 from h3serve.guard.truth_address import publish
-from h3serve.pipeline import conditions, engine, generator, stages
+from h3serve.pipeline import conditions, engine, generator
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def swap_query_and_key(loaded: Any) -> None:
 
 
 def swapped_schedules() -> AbstractContextManager[Any]:
-    right = stages.make_schedules
-    return patch.object(stages, "make_schedules", lambda *args: right(*args)[::-1])
+    right = generator.make_schedules
+    return patch.object(generator, "make_schedules", lambda *args: right(*args)[::-1])
 
 
 def audio_shift_12() -> AbstractContextManager[Any]:
@@ -63,8 +63,8 @@ def dropped_condition_noise() -> AbstractContextManager[Any]:
 
 
 def louder_sound() -> AbstractContextManager[Any]:
-    right = stages.decode_audio
-    return patch.object(stages, "decode_audio", lambda *args: right(*args) * 1.01)
+    right = generator.decode_audio
+    return patch.object(generator, "decode_audio", lambda *args: right(*args) * 1.01)
 
 
 @contextmanager
@@ -83,13 +83,13 @@ def one_more_copy() -> Iterator[None]:
 
 
 def slower_stage() -> AbstractContextManager[Any]:
-    right = stages.decode_audio
+    right = generator.decode_audio
 
     def decode(*args: Any) -> Any:
         time.sleep(1.0)
         return right(*args)
 
-    return patch.object(stages, "decode_audio", decode)
+    return patch.object(generator, "decode_audio", decode)
 
 
 FAULTS = (

@@ -20,8 +20,8 @@ from h3serve.models.quality import use_tier
 from h3serve.models.transformer.denoiser import Denoiser
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.packing import pack
-from h3serve.pipeline.predict import all_step_times, prepare_static
-from h3serve.pipeline.schedule import Schedule, sigma_grid
+from h3serve.pipeline.predict import prepare_static
+from h3serve.pipeline.schedule import Schedule, all_step_times, sigma_grid
 from h3serve.runtime.adaln.scheduled_tables import Scheduled
 from h3serve.runtime.offload.block_streaming import empty
 from h3serve.runtime.parallel.sharding import RankShare

@@ -85,7 +85,7 @@ def video_rows(
 
 
 def patch_rows(latents: Tensor) -> Tensor:
-    """[B, 24, T, H, W] -> [B, T*H/2*W/2, 96], as `h3serve.pipeline.rows` does for one."""
+    """[B, 24, T, H, W] -> [B, T*H/2*W/2, 96], as `h3serve.pipeline.packing` does for one."""
     patches = latents.unflatten(4, (-1, 2)).unflatten(3, (-1, 2))  # B, c, t, y, dy, x, dx
     return patches.permute(0, 2, 3, 5, 1, 4, 6).flatten(4).flatten(1, 3)
 

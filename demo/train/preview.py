@@ -18,13 +18,12 @@ from demo.train.text import Seen, token_states
 from h3serve.core.limits import DEFAULT_AUDIO_CONDITION_LEVEL, DEFAULT_VISUAL_CONDITION_LEVEL
 from h3serve.models.video_vae.video_vae import to_uint8
 from h3serve.pipeline.conditions import ConditionRows, mix
-from h3serve.pipeline.denoise import denoise
 from h3serve.pipeline.intermediates import Intermediates
 from h3serve.pipeline.noise import draw, latent_shape
-from h3serve.pipeline.packing import pack
-from h3serve.pipeline.predict import all_step_times, make_predict, prepare_static
-from h3serve.pipeline.rows import rows_to_video, video_to_rows
-from h3serve.pipeline.schedule import Schedule, sigma_grid
+from h3serve.pipeline.packing import pack, rows_to_video, video_to_rows
+from h3serve.pipeline.predict import make_predict, prepare_static
+from h3serve.pipeline.schedule import Schedule, all_step_times, sigma_grid
+from h3serve.pipeline.solver import denoise
 from h3serve.runtime.adaln.scheduled_tables import Direct
 from h3serve.weights.demo.demo_sizes import SHIFTS
 

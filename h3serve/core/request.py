@@ -131,6 +131,11 @@ class GenerationRequest(_Value):
         """Conditions with role reference, in request order (the order is semantic)."""
         return tuple(c for c in self.conditions if c.role == "reference")
 
+    @property
+    def condition_levels(self) -> tuple[float, float]:
+        """(visual, audio): the timesteps near 1, clean, at which conditions are held."""
+        return self.imgvid_cond_noise_aug_for_inference, self.audio_cond_noise_aug_for_inference
+
 
 def parse_request(fields: Mapping[str, Any] | GenerationRequest) -> GenerationRequest:
     """A GenerationRequest from a JSON-like mapping, or a RequestError naming the first wrong field."""

@@ -17,7 +17,7 @@ from h3serve.pipeline.encode import encode_audio, encode_frames
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.intermediates import Intermediates
 from h3serve.pipeline.noise import Noise
-from h3serve.pipeline.rows import video_to_rows
+from h3serve.pipeline.packing import video_to_rows
 
 
 @dataclass(frozen=True)

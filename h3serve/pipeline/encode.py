@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from h3serve.models.text_encoder.text_encoder import EncoderInput
 from h3serve.models.video_vae.video_vae import Moments
 from h3serve.pipeline.engine import Engine
-from h3serve.pipeline.stopping import stopping
 from h3serve.runtime.encoding_cache import digest_of
+from h3serve.runtime.offload import memory_buffers
 
+AHEAD = 2  # modules that a GPU may have in its queue: it never idles, and what is queued is soon done
 Between = Callable[[], None]  # called before each layer or batch of tiles; may raise to stop
 
 
@@ -58,3 +61,26 @@ def encode_audio(engine: Engine, wave: NDArray[np.float32], between: Between = _
             return {"rows": vae.encode(torch.from_numpy(wave).to(engine.device)).cpu()}
 
     return engine.encodings.get(digest_of("wave", wave), make)["rows"].to(engine.device)
+
+
+@contextmanager
+def stopping(modules: Iterable[nn.Module], between: Callable[[], None], device: torch.device) -> Iterator[None]:
+    """Inside the block `between` is called before each run of one of `modules` and may raise to end it.
+
+    The host waits for the device, so that a call means that what came before is nearly done.
+    """
+    queued: deque[torch.cuda.Event] = deque()
+
+    def before(*_: object) -> None:
+        if (event := memory_buffers.record(device)) is not None:
+            queued.append(event)
+            if len(queued) > AHEAD:
+                queued.popleft().synchronize()
+        between()
+
+    hooks = [module.register_forward_pre_hook(before) for module in modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -15,20 +15,22 @@ from h3serve.core.plan import Plan
 from h3serve.core.request import GenerationRequest, parse_request
 from h3serve.core.settings import EngineSettings
 from h3serve.media.write.outputs import check_output
-from h3serve.pipeline import stages as steps
 from h3serve.pipeline.conditions import PreparedCondition, encode_conditions
-from h3serve.pipeline.denoise import denoise
+from h3serve.pipeline.decode import Latents, decode_audio, decode_video, to_latents
 from h3serve.pipeline.encode import encode_text
 from h3serve.pipeline.engine import Engine, load_engine
 from h3serve.pipeline.generation_progress import Meter, OnProgress
 from h3serve.pipeline.generation_result import GenerationResult
 from h3serve.pipeline.ingest import Ingest
 from h3serve.pipeline.intermediates import Intermediates
-from h3serve.pipeline.noise import Noise, draw, replace
-from h3serve.pipeline.packing import pack
-from h3serve.pipeline.predict import all_step_times, make_predict, prepare_static
+from h3serve.pipeline.mp4_stream import is_mp4, mp4_sink
+from h3serve.pipeline.noise import draw, keep_noise, replace
+from h3serve.pipeline.packing import keep_layout, pack, video_to_rows
+from h3serve.pipeline.predict import make_predict, prepare_static
+from h3serve.pipeline.prompt_builder import present_request
 from h3serve.pipeline.replica import Alone, Replica, lead, shape_of, share_of
-from h3serve.pipeline.rows import video_to_rows
+from h3serve.pipeline.schedule import all_step_times, make_schedules
+from h3serve.pipeline.solver import denoise
 from h3serve.pipeline.weight_update_request import Wanted, update_weights
 from h3serve.runtime.machine import make_current
 from h3serve.runtime.offload.copy_to_host import own_stream, started
@@ -113,7 +115,7 @@ class Generator:
         """One clip with its sound, shape and types as in `GenerationResult`.
 
         `noise` replaces the drawn noise (names of `noise.Noise`); `keep` asks for intermediates
-        (groups of kept.py); `output` is a file as in `GenerationResult.save`, and an MP4 is encoded
+        (groups of intermediates.py); `output` is a file as in `GenerationResult.save`, and an MP4 is encoded
         while frames are still being decoded. Raises RequestError, MediaError, OutputError or
         whatever `on_progress` raises (Cancelled); then there is no output file.
         """
@@ -145,45 +147,47 @@ class Generator:
         """The same from prepared media on: `prepared` in packed order, `plan` with their segments."""
         engine, target = self.engine, plan.target
         segments = [item.segment for item in prepared]
-        schedules = steps.make_schedules(request, engine.shifts(request.task), kept)
+        schedules = make_schedules(request, engine.shifts(request.task), kept)
         drawn = self.replica.agree(replace(draw(request.seed, segments, target), dict(noise)))
-        steps.keep_noise(drawn, kept)
+        keep_noise(drawn, kept)
         with meter.stage("encode text"):
-            shown = steps.present_request(request, prepared, engine.tokenizer, kept)
+            shown = present_request(request, prepared, engine.tokenizer, kept)
             text_states = encode_text(engine, shown.inputs, meter.pulse)
             kept.put("text", text_states=text_states)
         with meter.stage("encode conditions"):
-            conditions = self._encode(request, prepared, drawn, meter, kept)
+            conditions = encode_conditions(
+                prepared, engine, drawn, levels=request.condition_levels, kept=kept, between=meter.pulse
+            )
         layout = pack(shown.tags.numpy(), segments, target)
-        steps.keep_layout(layout, conditions, kept)
+        keep_layout(layout, kept)
         denoiser = engine.denoiser(request.task)
         engine.make_room(request.task, plan)
         with meter.stage("denoise"), engine.on_device(denoiser):
             static = prepare_static(denoiser.transformer, text_states.to(engine.device), layout)
-            times = all_step_times(schedules, layout, _levels(request))
+            times = all_step_times(schedules, layout, request.condition_levels)
             kept.put("schedule", row_timesteps=[t.values[t.slots[layout.kinds]] for t in times])
             start = video_to_rows(drawn.video.to(engine.device)), drawn.audio.to(engine.device)
             with engine.modulation(request.task).schedule([t.values for t in times]) as scheduled:
                 predict = make_predict(denoiser.transformer, scheduled, static, conditions, layout, times, kept)
-                latents = steps.to_latents(denoise(predict, start, schedules, meter.step), plan, kept)
+                latents = to_latents(denoise(predict, start, schedules, meter.step), plan, kept)
         if not self.replica.leads:
             return self._help(plan, latents, meter, kept)
         with engine.on_device(engine.video_vae):
             with meter.stage("decode audio", settle=False):
                 chunks = started(engine.video_vae.decode(latents.video))  # sound is decoded beside the first frames
                 with own_stream(engine.device), engine.on_device(engine.audio_vae):
-                    audio = steps.decode_audio(engine.audio_vae, latents)
-            with meter.stage("decode video"), steps.chunk_sink(output, plan, audio) as on_chunk:
-                video = steps.decode_video(chunks, plan, meter, on_chunk)
+                    audio = decode_audio(engine.audio_vae, latents)
+            with meter.stage("decode video"), mp4_sink(output, plan, audio) as on_chunk:
+                video = decode_video(chunks, plan, meter, on_chunk)
         meter.peak_bytes = self.replica.peaks(meter.peak_bytes)
         stats = {**meter.stats(), **engine.stats(request.task), **self.replica.describe()}
         stats |= {"plan": plan.describe(), "text_tokens": len(shown.tags)}
         result = GenerationResult(plan, video, audio, stats, kept.finished())
-        if output is not None and not steps.is_mp4(output):
+        if output is not None and not is_mp4(output):
             result.save(output)
         return result
 
-    def _help(self, plan: Plan, latents: steps.Latents, meter: Meter, kept: Intermediates) -> GenerationResult:
+    def _help(self, plan: Plan, latents: Latents, meter: Meter, kept: Intermediates) -> GenerationResult:
         """A rank that does not lead computes its share of the frames; the result is another's."""
         with meter.stage("decode video"), self.engine.on_device(self.engine.video_vae):
             for _ in self.engine.video_vae.decode(latents.video):
@@ -191,25 +195,3 @@ class Generator:
         meter.peak_bytes = self.replica.peaks(meter.peak_bytes)
         nothing = np.zeros((0, 0, 0, 3), np.uint8), np.zeros((2, 0), np.float32)
         return GenerationResult(plan, *nothing, meter.stats(), kept.finished())
-
-    def _encode(
-        self,
-        request: GenerationRequest,
-        prepared: Sequence[PreparedCondition],
-        drawn: Noise,
-        meter: Meter,
-        kept: Intermediates,
-    ) -> Any:
-        engine = self.engine
-        return encode_conditions(
-            prepared,
-            engine,
-            drawn,
-            levels=_levels(request),
-            kept=kept,
-            between=meter.pulse,
-        )
-
-
-def _levels(request: GenerationRequest) -> tuple[float, float]:
-    return request.imgvid_cond_noise_aug_for_inference, request.audio_cond_noise_aug_for_inference

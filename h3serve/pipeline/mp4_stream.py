@@ -24,8 +24,25 @@ class _Aborted(Exception):
     """Raised inside the writer's block, so that it leaves nothing behind."""
 
 
+def is_mp4(path: str | Path) -> bool:
+    """True for paths whose file is written while frames are decoded."""
+    return Path(path).suffix.lower() == ".mp4"
+
+
 @contextmanager
-def streaming_mp4(path: str | Path, plan: Plan, audio: NDArray[np.float32]) -> Iterator[Callable[[Chunk], None]]:
+def mp4_sink(
+    output: str | Path | None, plan: Plan, audio: NDArray[np.float32]
+) -> Iterator[Callable[[Chunk], None] | None]:
+    """Where decoded frames go beside the result: the MP4 writer, or nowhere."""
+    if output is None or not is_mp4(output):
+        yield None
+        return
+    with _encoded(output, plan, audio) as put:
+        yield put
+
+
+@contextmanager
+def _encoded(path: str | Path, plan: Plan, audio: NDArray[np.float32]) -> Iterator[Callable[[Chunk], None]]:
     """Yields a function that takes frames; when the block ends well, `path` is a whole, checked MP4.
 
     An exception in the block, or in the encoder (raised again here), leaves no file.

@@ -14,6 +14,7 @@ from torch import Tensor
 from h3serve.core.errors import RequestError
 from h3serve.core.geometry import AUDIO_LATENT_CHANNELS, LATENT_CHANNELS
 from h3serve.core.segments import Segment
+from h3serve.pipeline.intermediates import Intermediates
 
 POSTERIOR_SEED = 42  # of the VAE samples of conditions, whatever the request's seed is
 
@@ -66,6 +67,13 @@ def replace(drawn: Noise, given: dict[str, object]) -> Noise:
                 _fitting(v, m, f"noise.{name}[{i}]") for i, (v, m) in enumerate(zip(values, mine, strict=True))
             )
     return Noise(**parts, sounds=drawn.sounds)
+
+
+def keep_noise(noise: Noise, kept: Intermediates) -> None:
+    """Keeps every draw."""
+    kept.put("noise", noise_video=noise.video, noise_audio=noise.audio)
+    kept.put_each("noise", "noise_condition", noise.conditions)
+    kept.put_each("noise", "noise_posterior", noise.posterior)
 
 
 def latent_shape(segment: Segment) -> tuple[int, ...]:

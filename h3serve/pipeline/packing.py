@@ -1,4 +1,6 @@
-"""The packed sequence: which row is what, and where it lies in time and space (spec/packing.md 3.2-3.4).
+"""The packed sequence: latents as rows, which row is what, and where it lies in time and space.
+
+spec/transformer.md 2.1, spec/packing.md 3.2-3.4.
 
 Pure functions on numpy; positions are float64 and are only later rounded to float32. There are no
 padding rows: a kernel that wants a multiple adds and hides them itself.
@@ -11,8 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from h3serve.core.segments import Segment
+from h3serve.pipeline.intermediates import Intermediates
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -77,6 +81,39 @@ def pack(text_tags: Ints, conditions: Sequence[Segment], target: Segment) -> Pac
         condition_video_rows=int((kinds == VISUAL_CONDITION).sum()),
         condition_audio_rows=int((kinds == AUDIO_CONDITION).sum()),
     )
+
+
+def keep_layout(layout: PackedLayout, kept: Intermediates) -> None:
+    """Keeps the packed layout under the names of `intermediates.py`."""
+    kept.put(
+        "positions",
+        position_ids=layout.positions,
+        token_tags=layout.tags,
+        text_indices=layout.text_index,
+        video_indices=layout.video_index,
+        audio_indices=layout.audio_index,
+        condition_video_rows=layout.condition_video_rows,
+        condition_audio_rows=layout.condition_audio_rows,
+    )
+
+
+def video_to_rows(latents: Tensor) -> Tensor:
+    """[1,24,T,H,W] -> [T*H/2*W/2, 96], a row a 2x2 patch, channel-major: index in a row is channel*4 + dy*2 + dx."""
+    _, channels, frames, height, width = latents.shape
+    patches = latents[0].reshape(channels, frames, height // 2, 2, width // 2, 2)
+    return patches.permute(1, 2, 4, 0, 3, 5).reshape(-1, channels * 4)
+
+
+def rows_to_video(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The inverse; `shape` is [1,24,T,H,W]."""
+    _, channels, frames, height, width = shape
+    patches = rows.reshape(frames, height // 2, width // 2, channels, 2, 2)
+    return patches.permute(3, 0, 1, 4, 2, 5).reshape(shape)
+
+
+def audio_to_latents(rows: Tensor) -> Tensor:
+    """[2*T, 32] (left channel, then right) -> [2, 32, T]."""
+    return rows.reshape(2, -1, rows.shape[1]).transpose(1, 2)
 
 
 def spatial_axes(segment: Segment) -> tuple[Floats, Floats]:

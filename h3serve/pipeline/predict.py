@@ -8,10 +8,10 @@ from torch import Tensor
 
 from h3serve.models.transformer.transformer import StaticInputs, Transformer
 from h3serve.pipeline.conditions import ConditionRows
-from h3serve.pipeline.denoise import Predict
 from h3serve.pipeline.intermediates import Intermediates
 from h3serve.pipeline.packing import PackedLayout
-from h3serve.pipeline.schedule import Schedule, StepTimes, step_times
+from h3serve.pipeline.schedule import StepTimes
+from h3serve.pipeline.solver import Predict
 from h3serve.runtime.adaln.scheduled_tables import Scheduled
 
 
@@ -27,15 +27,6 @@ def prepare_static(transformer: Transformer, text_states: Tensor, layout: Packed
         condition_video_rows=layout.condition_video_rows,
         condition_audio_rows=layout.condition_audio_rows,
     )
-
-
-def all_step_times(
-    schedules: tuple[Schedule, Schedule], layout: PackedLayout, levels: tuple[float, float]
-) -> list[StepTimes]:
-    """Distinct timesteps and slots of every evaluation, on the host."""
-    present = np.unique(layout.kinds)
-    video, audio = (schedule.timesteps.tolist() for schedule in schedules)
-    return [step_times(v, a, present, *levels) for v, a in zip(video, audio, strict=True)]
 
 
 def make_predict(

@@ -16,9 +16,12 @@ import torch
 
 from h3serve.core.encoder_tokens import FRAMES_PER_BLOCK, sampled_frames
 from h3serve.core.limits import Task
+from h3serve.core.request import GenerationRequest
 from h3serve.models.text_encoder.text_encoder import IMAGE, TEXT, VIDEO, EncoderInput
 from h3serve.models.text_encoder.tokenizer import Tokenizer
 from h3serve.models.text_encoder.vision_patches import MERGE, Grid, image_patches, video_patches
+from h3serve.pipeline.conditions import PreparedCondition
+from h3serve.pipeline.intermediates import Intermediates
 from h3serve.pipeline.packing import TEXT_TAG, VIDEO_TAG
 
 SAMPLE_FPS = 2
@@ -55,6 +58,31 @@ class BuiltPrompt:
 
     inputs: EncoderInput
     tags: torch.Tensor
+
+
+def shown_conditions(prepared: Sequence[PreparedCondition]) -> tuple[list[ShownImage], list[Shown]]:
+    """(keyframes, references) as the text encoder is shown them."""
+    keyframes = [ShownImage(p.frames[0]) for p in prepared if p.segment.kind == "keyframe" and p.frames is not None]
+    references: list[Shown] = []
+    for item in prepared:
+        if item.segment.kind == "audio":
+            references.append(ShownAudio())
+        elif item.segment.kind == "image" and item.frames is not None:
+            references.append(ShownImage(item.frames[0]))
+        elif item.segment.kind == "video" and item.frames is not None:
+            references.append(ShownVideo(item.frames, has_audio=item.wave is not None))
+    return keyframes, references
+
+
+def present_request(
+    request: GenerationRequest, prepared: Sequence[PreparedCondition], tokenizer: Tokenizer, kept: Intermediates
+) -> BuiltPrompt:
+    """Token ids, types and tags of the request's presentation."""
+    keyframes, references = shown_conditions(prepared)
+    shown = present(request.task, request.prompt, tokenizer, keyframes=keyframes, references=references)
+    inputs = shown.inputs
+    kept.put("text", token_ids=inputs.token_ids, token_types=inputs.token_types, text_token_tags=shown.tags)
+    return shown
 
 
 def present(

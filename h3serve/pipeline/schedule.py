@@ -1,6 +1,6 @@
-"""Sigma grids, timesteps and the update of a step (spec/scheduler.md 4.1-4.3).
+"""Sigma grids and timesteps of each evaluation (spec/scheduler.md 4.1-4.3).
 
-The model predicts the data-ward velocity v: x0 = x + sigma*v. All values are float32 and live on
+All values are float32 and live on
 the host, so that the loop never waits for the device.
 """
 
@@ -15,9 +15,22 @@ from torch import Tensor
 
 from h3serve.core.errors import RequestError
 from h3serve.core.limits import DEFAULT_AUDIO_CONDITION_LEVEL, DEFAULT_STEPS, DEFAULT_VISUAL_CONDITION_LEVEL, Partition
-from h3serve.pipeline.packing import FOLLOWS_AUDIO, FOLLOWS_VIDEO, VISUAL_CONDITION
+from h3serve.core.request import GenerationRequest
+from h3serve.pipeline.intermediates import Intermediates
+from h3serve.pipeline.packing import FOLLOWS_AUDIO, FOLLOWS_VIDEO, VISUAL_CONDITION, PackedLayout
 
 FIRST_SIGMA_OFF = 1e-6  # rounding of float32
+
+
+def make_schedules(
+    request: GenerationRequest, shifts: tuple[float, float], kept: Intermediates
+) -> tuple[Schedule, Schedule]:
+    """(video, audio) schedules: the request's shifts, or else the checkpoint's."""
+    count = request.num_inference_steps
+    video = make_schedule(count, request.flow_shift or shifts[0], "flow_shift")
+    audio = make_schedule(count, request.audio_flow_shift or shifts[1], "audio_flow_shift")
+    kept.put("schedule", sigmas_video=video.sigmas, sigmas_audio=audio.sigmas)
+    return video, audio
 
 
 def sigma_grid(steps: int, shift: float) -> Tensor:
@@ -50,13 +63,6 @@ class Schedule:
         """float32 [steps]."""
         return 1 - self.sigmas[:-1]
 
-    def step(self, rows: Tensor, velocity: Tensor, index: int) -> Tensor:
-        """Rows after evaluation `index`, float32; the order of operations is the reference's."""
-        sigma = float(1 - self.timesteps[index])  # not sigma_i: the float32 round trip is not exact
-        ratio = self.sigmas[index + 1] / self.sigmas[index]
-        clean = rows + velocity * sigma
-        return rows * float(ratio) + clean * float(1 - ratio)
-
 
 @dataclass(frozen=True)
 class StepTimes:
@@ -77,6 +83,15 @@ def step_times(
     slots = np.zeros(4, np.int64)
     slots[kinds_present] = np.searchsorted(values, by_kind[kinds_present])
     return StepTimes(values, slots)
+
+
+def all_step_times(
+    schedules: tuple[Schedule, Schedule], layout: PackedLayout, levels: tuple[float, float]
+) -> list[StepTimes]:
+    """Distinct timesteps and slots of every evaluation, on the host."""
+    present = np.unique(layout.kinds)
+    video, audio = (schedule.timesteps.tolist() for schedule in schedules)
+    return [step_times(v, a, present, *levels) for v, a in zip(video, audio, strict=True)]
 
 
 def default_times(

@@ -30,7 +30,7 @@ from h3serve.models.audio_vae.audio_vae import AudioVAEConfig
 from h3serve.models.transformer.denoiser import to_compute_dtype
 from h3serve.models.video_vae.video_vae import normalize_pixels
 from h3serve.models.video_vae.video_vae_config import VideoVAEConfig
-from h3serve.pipeline.rows import video_to_rows
+from h3serve.pipeline.packing import video_to_rows
 from h3serve.weights.demo import demo_sizes, demo_weights
 from h3serve.weights.demo.demo_tokenizer import write_tokenizer
 from h3serve.weights.formats.tokenizer_files import load_tokenizer

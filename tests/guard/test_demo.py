@@ -9,7 +9,7 @@ from h3serve.guard.case_share import with_ids
 from h3serve.guard.cases import load_cases
 from h3serve.guard.cost_meters import StepClock
 from h3serve.guard.truth_address import publish
-from h3serve.pipeline import stages
+from h3serve.pipeline import generator
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,8 @@ def test_the_same_product_passes(setup):
 
 
 def test_one_percent_of_loudness_is_caught_on_the_level(setup):
-    right = stages.decode_audio
-    with patch.object(stages, "decode_audio", lambda *args: right(*args) * 1.01):
+    right = generator.decode_audio
+    with patch.object(generator, "decode_audio", lambda *args: right(*args) * 1.01):
         result = run(setup)
     assert {figure.name for figure in result.failures} == {"RMS difference", "channel RMS difference"}
 

@@ -6,7 +6,7 @@ import torch
 from h3serve.core import segments
 from h3serve.core.errors import RequestError
 from h3serve.pipeline.noise import draw, latent_shape, normal, replace
-from h3serve.pipeline.rows import audio_to_latents, rows_to_video, video_to_rows
+from h3serve.pipeline.packing import audio_to_latents, rows_to_video, video_to_rows
 
 CANVAS = (96, 64)
 TARGET = segments.target(CANVAS, 107)

@@ -8,12 +8,10 @@ from h3serve.core import segments
 from h3serve.core.errors import RequestError
 from h3serve.core.limits import LIMITS
 from h3serve.core.request import parse_request
-from h3serve.pipeline.generator import _levels
 from h3serve.pipeline.intermediates import Intermediates
 from h3serve.pipeline.packing import pack
-from h3serve.pipeline.predict import all_step_times
-from h3serve.pipeline.schedule import Schedule, make_schedule, sigma_grid, step_times
-from h3serve.pipeline.stages import make_schedules
+from h3serve.pipeline.schedule import Schedule, all_step_times, make_schedule, make_schedules, sigma_grid, step_times
+from h3serve.pipeline.solver import euler_step
 
 VIDEO_50 = [1, 0.998302, 0.996540, 0.994709, 0.992806, 0.990826]
 AUDIO_50 = [1, 0.993243, 0.986301, 0.979167, 0.971831, 0.964286]
@@ -62,7 +60,7 @@ def test_constant_velocity_is_followed_to_the_clean_sample(steps: int) -> None:
     noise, clean = torch.randn(5, 96), torch.randn(5, 96)
     rows = noise
     for index in range(steps):
-        rows = schedule.step(rows, clean - noise, index)
+        rows = euler_step(schedule, rows, clean - noise, index)
     torch.testing.assert_close(rows, clean, atol=1e-5, rtol=1e-5)
 
 
@@ -74,7 +72,7 @@ def test_sigma_comes_from_the_rounded_timestep() -> None:
     assert sigma != schedule.sigmas[index]
     ratio = schedule.sigmas[index + 1] / schedule.sigmas[index]
     x, v = torch.randn(64, 32), torch.randn(64, 32)
-    assert torch.equal(schedule.step(x, v, index), ratio * x + (1 - ratio) * (x + sigma * v))
+    assert torch.equal(euler_step(schedule, x, v, index), ratio * x + (1 - ratio) * (x + sigma * v))
 
 
 def of_kinds(*times_and_levels: float) -> list[float]:
@@ -98,7 +96,7 @@ def test_each_modality_has_its_own_shift_and_each_condition_its_own_level() -> N
     ):
         request = parse_request({**fields, **levels, **own, "num_inference_steps": 8})
         schedules = make_schedules(request, (12.0, 3.0), Intermediates.of([]))
-        times = all_step_times(schedules, layout, _levels(request))
+        times = all_step_times(schedules, layout, request.condition_levels)
         for i, step in enumerate(times):
             video, audio = (1 - s * (8 - i) / (8 + (s - 1) * (8 - i)) for s in expected)
             by_kind = np.array([video, max(video, 0.3), audio, max(audio, 0.6)])

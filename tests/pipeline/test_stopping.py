@@ -11,9 +11,8 @@ from torch import nn
 from h3serve import Generator
 from h3serve.core.errors import Cancelled
 from h3serve.models.text_encoder.text_encoder import EncoderInput
-from h3serve.pipeline.encode import encode_audio, encode_frames, encode_text
+from h3serve.pipeline.encode import encode_audio, encode_frames, encode_text, stopping
 from h3serve.pipeline.engine import Engine
-from h3serve.pipeline.stopping import stopping
 
 CPU = torch.device("cpu")
 

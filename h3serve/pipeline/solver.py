@@ -1,4 +1,7 @@
-"""The denoise loop: a short function on rows. It knows nothing of ranks, offload or caches."""
+"""The loop over evaluations, and how the rows move with each (spec/scheduler.md 4.3).
+
+The model predicts the data-ward velocity v: x0 = x + sigma*v. Nothing here knows of ranks, offload or caches.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,15 @@ def denoise(
     for index in range(steps):
         on_step(index, steps)
         video_velocity, audio_velocity = predict(video, audio, index)
-        video = video_schedule.step(video, video_velocity, index)
-        audio = audio_schedule.step(audio, audio_velocity, index)
+        video = euler_step(video_schedule, video, video_velocity, index)
+        audio = euler_step(audio_schedule, audio, audio_velocity, index)
     on_step(steps, steps)
     return video, audio
+
+
+def euler_step(schedule: Schedule, rows: Tensor, velocity: Tensor, index: int) -> Tensor:
+    """Rows after evaluation `index`, float32; the order of operations is the reference's."""
+    sigma = float(1 - schedule.timesteps[index])  # not sigma_i: the float32 round trip is not exact
+    ratio = schedule.sigmas[index + 1] / schedule.sigmas[index]
+    clean = rows + velocity * sigma
+    return rows * float(ratio) + clean * float(1 - ratio)
