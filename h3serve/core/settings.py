@@ -70,6 +70,10 @@ class EngineSettings(ModelSettings):
 
     device: str = option("cuda", "cpu, cuda, cuda:N, or auto: a GPU if there is one.", command_line="auto")
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields as another process takes them: paths as text."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in vars(self).items()}
+
 
 def cache_folder(setting: str | Path | None) -> Path:
     """The folder for what is made once and kept: `~/.cache/h3serve` by default. RequestError for an unknown home."""

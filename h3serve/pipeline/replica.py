@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
 from typing import Any, Protocol, get_args
 
 import torch
@@ -232,7 +231,7 @@ def lead(settings: EngineSettings, choice: ShapeChoice) -> Member:
     """Start the other ranks and connect; WorkerError if one does not come up."""
     shape = choice.shape
     server, port = open_store()
-    arguments = {"settings": asdict(settings), "ulysses": shape.ulysses, "tp": shape.tp, "port": port}
+    arguments = {"settings": settings.to_json(), "ulysses": shape.ulysses, "tp": shape.tp, "port": port}
 
     def for_rank(rank: int) -> dict[str, object]:
         return {**arguments, "rank": rank, "device": str(rank_device(settings, rank))}

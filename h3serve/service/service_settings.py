@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 
-from h3serve.core.settings import ModelSettings, option
+from h3serve.core.settings import EngineSettings, ModelSettings, option
 
 GIB = 2**30
 DAY_S = 86400.0
@@ -112,5 +112,5 @@ class ServiceSettings(ModelSettings):
 
     def engine(self, device: str) -> dict[str, object]:
         """What the worker on `device` is told to load, for JSON: the fields of `EngineSettings`."""
-        values = {known.name: getattr(self, known.name) for known in fields(ModelSettings)} | {"device": device}
-        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+        shared = {known.name: getattr(self, known.name) for known in fields(ModelSettings)}
+        return EngineSettings(**shared, device=device).to_json()

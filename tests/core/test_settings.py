@@ -1,5 +1,7 @@
 """How tiers and quantization go together."""
 
+import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,11 @@ def test_a_home_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder("/kept") == Path("/kept")
     with pytest.raises(RequestError, match="cache: .* a folder has to be named"):
         cache_folder(None)
+
+
+def test_other_processes_are_told_in_json() -> None:
+    """Ranks and workers get the settings on their command line; folders are paths where flags name them."""
+    settings = EngineSettings("m", cache=Path("/kept"), encodings_cache=Path("/encoded"), gpus=2)
+    told = json.loads(json.dumps(settings.to_json()))
+    assert set(told) == {known.name for known in fields(EngineSettings)}
+    assert (told["cache"], told["encodings_cache"], told["gpus"], told["revision"]) == ("/kept", "/encoded", 2, None)
