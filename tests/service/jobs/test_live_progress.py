@@ -80,4 +80,6 @@ def test_a_bell_of_an_ended_event_loop_is_silent(store: JobStore) -> None:
     async def bell() -> Bell:
         return Bell()
 
-    asyncio.run(bell()).ring(put(store).id)
+    left = asyncio.run(bell())
+    left.ring(put(store).id)
+    assert left.take() == []
