@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from h3serve.core.errors import RequestError
+from h3serve.core.limits import DEFAULT_SHORT_EDGE, LIMITS
 from h3serve.core.request import GenerationRequest, parse_request
 from h3serve.core.settings import option
 from h3serve.media.read.probe import probe_media
@@ -33,10 +34,13 @@ class RequestFlags:
     references: tuple[str, ...] = option(
         (), "Reference image, video or audio, in order; KIND=URI names the kind. Repeatable.", flag="--reference"
     )
-    short_edge: int | None = option(None, "Short edge in pixels; 768 is recommended.")
+    short_edge: int | None = option(None, f"Short edge in pixels; {DEFAULT_SHORT_EDGE} is recommended.")
     aspect_ratio: str | None = option(None, "auto or W:H.")
     duration_seconds: float | None = option(
-        None, "Seconds, 4 to 15; without a request file 5, but for references.", flag="--duration"
+        None,
+        f"Seconds, {LIMITS.min_seconds:g} to {LIMITS.max_seconds:g}; "
+        f"without a request file {SECONDS:g}, but for references.",
+        flag="--duration",
     )
     num_inference_steps: int | None = option(None, "Model evaluations.", flag="--steps")
     seed: int | None = option(None, "0 to 2^63-1.")
