@@ -25,7 +25,7 @@ MAY_IMPORT = {
 ORDER = {
     "media": ("sources", "read", "write"),
     "models": ("key_map", "kernels", "transformer", "text_encoder", "video_vae", "audio_vae", "quality"),
-    "weights": ("files", "formats", "demo", "locate"),
+    "weights": ("files", "formats", "adapters", "demo", "locate"),
     "runtime": (
         "machine",
         "memory_meter",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from h3serve.core.errors import CheckpointError
 from h3serve.weights.files.name_list import some
 
 STEMS = ("model", "diffusion_pytorch_model")  # original and text encoder; diffusers
+LONGEST_NAME = 300  # characters
 HEADER_LIMIT = 100_000_000  # bytes; the limit of the format
 DTYPES = {
     "F64": torch.float64,
@@ -139,7 +141,7 @@ def read_json(file: Path) -> dict[str, Any]:
 def _parse(data: bytes, file: Path) -> dict[str, Any]:
     try:
         value = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} does not parse as JSON: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} does not hold a JSON object")
@@ -147,6 +149,8 @@ def _parse(data: bytes, file: Path) -> dict[str, Any]:
 
 
 def _tensor(name: str, entry: Any, file: Path) -> TensorInfo:
+    if not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
+        raise CheckpointError(f"{file}: {name[:80]!r} is not a name of a tensor")
     try:
         dtype, shape = DTYPES.get(entry["dtype"]), tuple(entry["shape"])
         start, end = entry["data_offsets"]
@@ -155,8 +159,8 @@ def _tensor(name: str, entry: Any, file: Path) -> TensorInfo:
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"{file}: the header entry of {name} is damaged") from None
     if dtype is None:
-        raise CheckpointError(f"{file}: {name} has the unknown dtype {entry['dtype']}")
-    if end - start != torch.Size(shape).numel() * dtype.itemsize:
+        raise CheckpointError(f"{file}: {name} has the unknown dtype {str(entry['dtype'])[:40]!r}")
+    if end - start != prod(shape) * dtype.itemsize:
         raise CheckpointError(f"{file}: {name} has {end - start} bytes, which is not {list(shape)}")
     return TensorInfo(name, file, dtype, shape, start, end - start)
 

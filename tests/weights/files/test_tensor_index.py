@@ -125,7 +125,7 @@ def entry_of(start: int, end: int) -> dict[str, object]:
         (b"version https://git-lfs.github.com/spec/v1 oid sha256:0123", "is cut off inside its header"),
         (header([1]), "does not hold a JSON object"),
         (header({"a": {"dtype": "F32"}}), "the header entry of a is damaged"),
-        (header({"a": {"dtype": "F3", "shape": [0], "data_offsets": [0, 0]}}), "unknown dtype F3"),
+        (header({"a": {"dtype": "F3", "shape": [0], "data_offsets": [0, 0]}}), "unknown dtype 'F3"),
         (header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}), r"not \[2\]"),
         (header({"a": entry_of(0, 4), "b": entry_of(0, 4)}), "b begins at byte 0, where 4 was expected"),
         (header({"a": entry_of(0, 4), "b": entry_of(8, 12)}), "b begins at byte 8, where 4 was expected"),

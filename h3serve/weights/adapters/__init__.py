@@ -1,0 +1,1 @@
+"""Adapter files (LoRA and its relatives) of every dialect, to one form."""
