@@ -22,6 +22,7 @@ FILES = {  # command -> file of this folder
     "doctor": "doctor",
     "demo-checkpoint": "demo_checkpoint",
     "adaln": "adaln",
+    "lora": "lora",
     "bench": "bench",
     "guard": "guard",
 }
