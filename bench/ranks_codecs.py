@@ -12,8 +12,8 @@ from bench.ranks_bench import Bench, difference, disconnect
 from bench.synthetic_weights import synthetic_component
 from h3serve.models.text_encoder.text_encoder import EncoderInput, TextEncoder
 from h3serve.pipeline.engine import Engine
+from h3serve.runtime.parallel.sharding import share_tiles
 from h3serve.runtime.parallel.tensor_parallel import cut_text_encoder, part_of_state
-from h3serve.runtime.parallel.tile_parallel import share_tiles
 from h3serve.weights.demo import demo_sizes
 from h3serve.weights.demo.demo_tokenizer import build_tokenizer
 from h3serve.weights.formats.components import RECIPES, build_on_meta

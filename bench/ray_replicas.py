@@ -21,8 +21,7 @@ from pathlib import Path
 
 from h3serve.core.request import parse_request
 from h3serve.service.jobs.data_folder import DataFolder
-from h3serve.service.jobs.job import NewJob, new_id
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import NewJob, State, new_id
 from h3serve.service.jobs.job_store import JobStore
 from h3serve.service.prometheus_metrics import Metrics
 from h3serve.service.service_settings import ServiceSettings, WorkerRules

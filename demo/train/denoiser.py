@@ -23,8 +23,7 @@ from h3serve.models.kernels.rope import Rope
 from h3serve.models.text_encoder.text_encoder import TextEncoder
 from h3serve.models.transformer.denoiser import Denoiser
 from h3serve.models.transformer.modulation import sinusoid
-from h3serve.models.transformer.rope_tables import inverse_frequencies
-from h3serve.models.transformer.transformer import StaticInputs
+from h3serve.models.transformer.transformer import StaticInputs, inverse_frequencies
 from h3serve.models.transformer.transformer_config import MODALITIES, TransformerConfig
 from h3serve.pipeline.conditions import mix
 from h3serve.weights.demo.demo_sizes import SHIFTS

@@ -16,7 +16,7 @@ from h3serve.runtime.encoding_cache import EncodingCache, digest_of
 from h3serve.service.http.api_keys import KeyRing, read_keys
 from h3serve.service.jobs.claim import claim
 from h3serve.service.jobs.data_folder import DataFolder
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import State
 from h3serve.service.jobs.job_store import JobStore
 from h3serve.service.jobs.retry import recover
 from tests.service.client import client_of, context_of

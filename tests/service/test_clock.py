@@ -4,8 +4,7 @@ import time
 
 import pytest
 
-from h3serve.service.jobs.job import Outcome
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Outcome, State
 from h3serve.service.jobs.job_store import JobStore
 from h3serve.service.jobs.seconds_estimate import seconds_for
 from h3serve.service.workers.job_ledger import waited_s

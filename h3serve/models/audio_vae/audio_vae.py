@@ -6,17 +6,20 @@ The network is mono: the two channels of a sound are two items of a batch. Every
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.backends import cuda, cudnn, mkldnn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from h3serve.core.errors import CheckpointError
 from h3serve.models.audio_vae.audio_decoder import AudioDecoder
 from h3serve.models.audio_vae.audio_encoder import AudioEncoder, LatentProjection
-from h3serve.models.kernels.true_float32 import true_float32
 from h3serve.models.key_map import KeyMap, Layout, same
 
 STEREO = 2
@@ -160,3 +163,33 @@ def key_map(config: AudioVAEConfig, layout: Layout) -> KeyMap:
 
 def _frozen(value: Any) -> Any:
     return tuple(_frozen(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+@contextmanager
+def true_float32(*, use_cudnn: bool = True) -> Iterator[None]:
+    """No TF32, no autocast, deterministic convolutions, plain attention; all settings are put back.
+
+    PyTorch lets cuDNN convolutions use TF32 unless told otherwise. Source: spec/vae_audio.md 6.7.
+    """
+    wanted = [
+        (cuda.matmul, "fp32_precision", "ieee"),
+        (cudnn.conv, "fp32_precision", "ieee"),  # type: ignore[attr-defined]
+        (mkldnn.matmul, "fp32_precision", "ieee"),  # type: ignore[attr-defined]
+        (mkldnn.conv, "fp32_precision", "ieee"),  # type: ignore[attr-defined]
+        (cudnn, "deterministic", True),
+        (cudnn, "benchmark", False),
+        (cudnn, "enabled", use_cudnn and cudnn.enabled),
+    ]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
+    try:
+        for owner, name, value in wanted:
+            setattr(owner, name, value)
+        with (
+            sdpa_kernel(SDPBackend.MATH),
+            torch.autocast("cuda", enabled=False),
+            torch.autocast("cpu", enabled=False),
+        ):
+            yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)

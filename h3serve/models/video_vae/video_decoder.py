@@ -1,7 +1,7 @@
 """Video VAE decoder: a non-causal ViT from a window of latents to pixels (spec/vae_video.md 5.4,
 5.5).
 
-The matrices of the blocks may be float16 (`param_dtype` of video_vae_names.py); the residual stream, the norms,
+The matrices of the blocks may be float16 (`param_dtype` of video_vae_config.py); the residual stream, the norms,
 the embedding and the output projection stay float32.
 """
 

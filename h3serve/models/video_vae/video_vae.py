@@ -18,8 +18,7 @@ from h3serve.models.key_map import KeyMap, Layout
 from h3serve.models.video_vae.tiling import Axis, cross_fade, cut, split_axis, stitch
 from h3serve.models.video_vae.video_decoder import VideoDecoder
 from h3serve.models.video_vae.video_encoder import VideoEncoder
-from h3serve.models.video_vae.video_vae_config import VideoVAEConfig
-from h3serve.models.video_vae.video_vae_names import diffusers_entry, original_entry, param_dtype
+from h3serve.models.video_vae.video_vae_config import VideoVAEConfig, diffusers_entry, original_entry, param_dtype
 
 PIXEL_MEAN = (0.485, 0.456, 0.406)  # ImageNet, on [0, 1]
 PIXEL_STD = (0.229, 0.224, 0.225)

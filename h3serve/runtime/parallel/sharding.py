@@ -8,11 +8,10 @@ import torch
 
 from h3serve.core.errors import RequestError
 from h3serve.models.transformer.denoiser import Denoiser
-from h3serve.models.video_vae.video_vae import VideoVAE
-from h3serve.runtime.parallel.process_group import Ranks
+from h3serve.models.video_vae.video_vae import Network, VideoVAE, in_batches
+from h3serve.runtime.parallel.process_group import ProcessGroup, Ranks
 from h3serve.runtime.parallel.sequence_parallel import shard_sequence
 from h3serve.runtime.parallel.tensor_parallel import cut_denoiser, cut_text_encoder
-from h3serve.runtime.parallel.tile_parallel import share_tiles
 from h3serve.weights.files.rank_parts import Cut
 
 
@@ -89,3 +88,24 @@ class RankShare(Share):
     def all_have(self, held: bool) -> bool:
         """A collective: a request that ended early may have left ranks with different caches."""
         return all(self._ranks.world.gather_json(held))
+
+
+def share_tiles(vae: VideoVAE, team: ProcessGroup) -> None:
+    """Make `vae` compute its tiles over `team`; its ranks have to encode and decode the same things."""
+    vae.run_tiles = ParallelTiles(team)
+
+
+class ParallelTiles:
+    """Stands in for `in_batches`."""
+
+    def __init__(self, team: ProcessGroup) -> None:
+        self._team = team
+
+    def __call__(self, network: Network, tiles: list[torch.Tensor], batch: int) -> list[torch.Tensor]:
+        """`network` of every tile, in order; where shares are uneven the last tile is computed again."""
+        assert self._team.index is not None
+        share = -(-len(tiles) // self._team.size)
+        start = self._team.index * share
+        own = [tiles[min(i, len(tiles) - 1)] for i in range(start, start + share)]
+        outputs = torch.cat(in_batches(network, own, batch))
+        return list(self._team.all_gather(outputs).split(len(tiles[0])))[: len(tiles)]

@@ -1,4 +1,4 @@
-"""What only an admin may do: new weights for the served model."""
+"""What only an admin may do: new weights for the served model, more or fewer workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from h3serve.core.errors import RequestError
 from h3serve.core.settings import one_partition, partitions_of
-from h3serve.service.http.context import AdminOf, ContextOf
+from h3serve.service.http.context import AdminOf, Context, ContextOf
 from h3serve.service.http.openapi_schema import ERRORS
 from h3serve.service.jobs.error_replies import Refusal
 from h3serve.service.jobs.job import Json, new_id
@@ -74,3 +74,43 @@ def _below(root: Path, name: str, field: str) -> Path:
         pass
     kind = "folder" if field == "source" else "safetensors file"
     raise RequestError(field, name, f"the name of a {kind} below the server's weights folder")
+
+
+class Scale(BaseModel):
+    """How many workers there should be, and on which device new ones run."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    count: int
+    device: str | None = None
+
+
+@router.get("/workers")
+def list_workers(context: ContextOf, admin: AdminOf) -> Json:
+    """Every worker and its state; those that leave, or could not load, too."""
+    del admin
+    return _listed(context)
+
+
+@router.put("/workers")
+def scale_workers(body: Scale, context: ContextOf, admin: AdminOf) -> Json:
+    """Change how many workers there are, without waiting for it: those that go finish their job first."""
+    del admin
+    context.check_open()
+    context.supervisor.scale(body.count, body.device)
+    return _listed(context)
+
+
+def _listed(context: Context) -> Json:
+    workers = [
+        {
+            "name": slot.name,
+            "device": slot.device,
+            "state": str(slot.state),
+            "leaving": slot.leaves,
+            "restarts": slot.restarts,
+            "failure": slot.failure,
+        }
+        for slot in context.supervisor.slots
+    ]
+    return {"object": "list", "data": workers}

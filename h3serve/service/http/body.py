@@ -15,9 +15,10 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope
 
 from h3serve.core.errors import RequestError
-from h3serve.service.http.body_cap import lift_cap, too_large
 from h3serve.service.http.json_body import INLINE, JsonBody
 from h3serve.service.http.peer_fields import MAY_NAME_MEDIA
 from h3serve.service.jobs.data_folder import check_free
@@ -244,3 +245,37 @@ def safe_suffix(name: str) -> str:
     """The ending of a name when it is short and plain, for people who look at the folder."""
     match = re.search(r"\.[A-Za-z0-9]{1,5}$", name)
     return match.group().lower() if match else ""
+
+
+_CAP = 2**16  # bytes of a body, until its route allows more
+_KEY = "h3serve.body_cap"
+
+
+class BodyCap:
+    """Stands in for `receive` and counts; raises HTTPException 413 once the bound is passed, or announced to be."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        scope[_KEY] = self
+        declared = dict(scope["headers"]).get(b"content-length", b"")
+        self.limit, self._receive = _CAP, receive
+        self._declared = int(declared[:20]) if declared.isdigit() else 0
+        self._seen = 0
+
+    async def __call__(self) -> Message:
+        if self._declared > self.limit:
+            raise too_large("the body", self.limit)
+        message = await self._receive()
+        self._seen += len(message.get("body", b""))
+        if self._seen > self.limit:
+            raise too_large("the body", self.limit)
+        return message
+
+
+def lift_cap(scope: Scope, limit: int) -> None:
+    """Let the body of this request have up to `limit` bytes."""
+    scope[_KEY].limit = limit
+
+
+def too_large(what: str, limit: int) -> HTTPException:
+    """413 with the bound."""
+    return HTTPException(413, f"{what} is larger than {limit} bytes")

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from h3serve.service.http.allowed_hosts import Hosts
-from h3serve.service.http.body_cap import BodyCap
+from h3serve.service.http.body import BodyCap
 from h3serve.service.jobs.error_replies import error_reply, reply_to
 from h3serve.service.prometheus_metrics import Metrics
 

@@ -11,8 +11,7 @@ from h3serve.service.http.openapi_schema import CREATE_BODY, ERRORS
 from h3serve.service.http.video_content import file_reply
 from h3serve.service.http.videos import IdempotencyKey, create
 from h3serve.service.jobs.error_replies import Refusal, error_reply
-from h3serve.service.jobs.job import Job
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Job, State
 
 router = APIRouter(prefix="/v1", responses=ERRORS)
 _LOOK_S = 0.5  # how soon it is noticed that the client has gone or the server stops

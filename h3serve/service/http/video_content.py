@@ -11,8 +11,7 @@ from fastapi.responses import FileResponse, Response
 from h3serve.service.http.context import CallerOf, Context, ContextOf
 from h3serve.service.http.openapi_schema import ERRORS
 from h3serve.service.jobs.error_replies import Refusal
-from h3serve.service.jobs.job import Job
-from h3serve.service.jobs.job_states import WAITING, State
+from h3serve.service.jobs.job import WAITING, Job, State
 
 router = APIRouter(prefix="/v1", responses=ERRORS)
 Variant = Literal["video", "audio", "thumbnail"]

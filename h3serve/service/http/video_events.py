@@ -18,8 +18,7 @@ from h3serve.service.http.context import CallerOf, Context, ContextOf
 from h3serve.service.http.openapi_schema import ERRORS
 from h3serve.service.http.video_json import percent
 from h3serve.service.jobs.error_replies import Refusal
-from h3serve.service.jobs.job import Job, Json
-from h3serve.service.jobs.job_states import WAITING
+from h3serve.service.jobs.job import WAITING, Job, Json
 from h3serve.service.jobs.live_progress import Bell
 
 router = APIRouter(prefix="/v1", responses=ERRORS)

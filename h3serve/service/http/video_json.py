@@ -6,8 +6,7 @@ import math
 from typing import Any
 
 from h3serve.service.jobs.error_replies import scrub
-from h3serve.service.jobs.job import Job, Json
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Job, Json, State
 from h3serve.service.jobs.live_progress import Snapshot
 from h3serve.service.service_settings import ServiceSettings
 

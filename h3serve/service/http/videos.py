@@ -19,8 +19,7 @@ from h3serve.service.http.context import CallerOf, Context, ContextOf
 from h3serve.service.http.openapi_schema import CREATE_BODY, ERRORS
 from h3serve.service.jobs.admission import QueueFull
 from h3serve.service.jobs.error_replies import Refusal
-from h3serve.service.jobs.job import Job, Json, NewJob, new_id
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Job, Json, NewJob, State, new_id
 from h3serve.service.jobs.seconds_estimate import seconds_for
 
 router = APIRouter(prefix="/v1", responses=ERRORS)

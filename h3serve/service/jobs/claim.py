@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping
 from sqlalchemy import ColumnElement, Connection, case, func, select, update
 
 from h3serve.service.jobs.database import jobs
-from h3serve.service.jobs.job import Job, job_of
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Job, State, job_of
 from h3serve.service.jobs.job_store import JobStore
 
 

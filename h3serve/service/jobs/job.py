@@ -5,9 +5,33 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 from typing import Any, Self
 
-from h3serve.service.jobs.job_states import FINAL, State
+
+class State(StrEnum):
+    """Where a job stands; the words of the OpenAI videos API plus `cancelled` and `expired`."""
+
+    QUEUED = "queued"
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"  # it completed; its files have been given up
+
+
+LEGAL: dict[State, frozenset[State]] = {
+    State.QUEUED: frozenset({State.IN_PROGRESS, State.FAILED, State.CANCELLED}),
+    State.IN_PROGRESS: frozenset({State.QUEUED, State.COMPLETED, State.FAILED, State.CANCELLED}),
+    State.COMPLETED: frozenset({State.EXPIRED}),
+    State.FAILED: frozenset(),
+    State.CANCELLED: frozenset(),
+    State.EXPIRED: frozenset(),
+}
+
+WAITING = frozenset({State.QUEUED, State.IN_PROGRESS})
+FINAL = frozenset(State) - WAITING
+
 
 Json = dict[str, Any]
 

@@ -17,8 +17,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from h3serve.core.errors import H3Error
 from h3serve.service.jobs.admission import Admission
 from h3serve.service.jobs.database import is_full, jobs, open_engine
-from h3serve.service.jobs.job import Job, NewJob, Outcome, job_of
-from h3serve.service.jobs.job_states import LEGAL, WAITING, State
+from h3serve.service.jobs.job import LEGAL, WAITING, Job, NewJob, Outcome, State, job_of
 from h3serve.service.jobs.ownership import Ownership, Unowned
 from h3serve.service.jobs.write_batch import Batch
 

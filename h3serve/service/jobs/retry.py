@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from h3serve.service.jobs.data_folder import DataFolder, read_result
-from h3serve.service.jobs.job import Job, Outcome
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Job, Outcome, State
 from h3serve.service.jobs.job_store import JobStore
 
 MAX_ATTEMPTS = 2

@@ -9,8 +9,7 @@ from statistics import median
 
 from anyio import to_thread
 
-from h3serve.service.jobs.job import Json
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Json, State
 from h3serve.service.jobs.job_store import JobStore
 
 _MAX_RETRY_S = 600

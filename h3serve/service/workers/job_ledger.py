@@ -14,8 +14,7 @@ from typing import TypeVar
 from h3serve.service.jobs.claim import claim
 from h3serve.service.jobs.data_folder import DataFolder
 from h3serve.service.jobs.database import REFUSALS
-from h3serve.service.jobs.job import Job, Outcome
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Job, Outcome, State
 from h3serve.service.jobs.job_store import JobStore
 from h3serve.service.jobs.live_progress import ProgressBoard
 from h3serve.service.jobs.ownership import Taken

@@ -11,8 +11,7 @@ from enum import StrEnum
 from h3serve.core.estimate_memory import Capacity
 from h3serve.core.estimate_work import ModelSize
 from h3serve.core.geometry import SizeRules
-from h3serve.service.jobs.job import Job, Outcome
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Job, Outcome, State
 from h3serve.service.jobs.live_progress import Snapshot
 from h3serve.service.service_settings import WorkerRules
 from h3serve.service.workers.job_ledger import Ledger
@@ -28,9 +27,9 @@ from h3serve.service.workers.messages import (
     Stop,
     Stopped,
 )
-from h3serve.service.workers.slot_updates import SlotUpdates
 from h3serve.service.workers.watchdog import Watchdog, WorkerLost
 from h3serve.service.workers.worker_process import COMMAND, WorkerProcess
+from h3serve.service.workers.worker_updates import SlotUpdates
 
 log = logging.getLogger("h3serve.supervisor")
 _LOOK_S = 0.1  # how often a quiet slot looks at its flags

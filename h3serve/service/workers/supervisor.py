@@ -18,9 +18,9 @@ from h3serve.service.service_settings import ServiceSettings
 from h3serve.service.workers.job_ledger import Ledger
 from h3serve.service.workers.messages import Load
 from h3serve.service.workers.slot import Slot, SlotState
-from h3serve.service.workers.update_round import WeightUpdates
 from h3serve.service.workers.worker_process import COMMAND
 from h3serve.service.workers.worker_room import check_device, check_memory, check_shared_gpus, emptiest
+from h3serve.service.workers.worker_updates import WeightUpdates
 
 log = logging.getLogger("h3serve.supervisor")
 MOST_WORKERS = 64  # a slip of the hand, beyond

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from h3serve.core.errors import OutputError, RequestError
 from h3serve.core.model_name import PARTITION_FOLDERS, TRANSFORMERS
 from h3serve.models.key_map import KeyMap, Layout
-from h3serve.models.transformer.rope_tables import inverse_frequencies
+from h3serve.models.transformer.transformer import inverse_frequencies
 from h3serve.weights.demo import demo_sizes, demo_weights
 from h3serve.weights.demo.demo_tokenizer import build_tokenizer, write_json, write_processor, write_tokenizer
 from h3serve.weights.files.checkpoint_folder import open_folder

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from h3serve.core.errors import CheckpointError
 from h3serve.core.model_name import TRANSFORMERS
-from h3serve.models.transformer.rope_tables import inverse_frequencies
+from h3serve.models.transformer.transformer import inverse_frequencies
 from h3serve.weights.demo.demo_random import Part, Parts, flat, write_checkpoint
 from h3serve.weights.files.tensor_index import read_json
 from h3serve.weights.formats.checksums import key

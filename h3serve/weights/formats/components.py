@@ -25,14 +25,14 @@ from h3serve.models.text_encoder.text_encoder import TextEncoder, TextEncoderCon
 from h3serve.models.transformer import denoiser
 from h3serve.models.transformer.denoiser import Denoiser
 from h3serve.models.transformer.transformer_config import TransformerConfig
-from h3serve.models.video_vae import video_vae, video_vae_names
+from h3serve.models.video_vae import video_vae, video_vae_config
 from h3serve.models.video_vae.video_vae import VideoVAE
 from h3serve.models.video_vae.video_vae_config import VideoVAEConfig
 
 
 def video_vae_dtype(name: str, compute_dtype: torch.dtype) -> torch.dtype:
     """Float32; beside a coarser transformer, float16 where the release decodes so (spec/vae_video.md 5.5)."""
-    return video_vae_names.param_dtype(name, torch.float32 if compute_dtype == torch.float32 else torch.float16)
+    return video_vae_config.param_dtype(name, torch.float32 if compute_dtype == torch.float32 else torch.float16)
 
 
 def always_float32(name: str, compute_dtype: torch.dtype) -> torch.dtype:

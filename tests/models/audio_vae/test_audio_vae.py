@@ -12,9 +12,8 @@ import yaml
 from h3serve.core.errors import CheckpointError
 from h3serve.models.audio_vae.audio_decoder import AliasFree, Downsample, SnakeBeta, Upsample, half_band_filter
 from h3serve.models.audio_vae.audio_encoder import HeadPooledAttention, LatentProjection, Snake
-from h3serve.models.audio_vae.audio_vae import AudioVAE, AudioVAEConfig, key_map
+from h3serve.models.audio_vae.audio_vae import AudioVAE, AudioVAEConfig, key_map, true_float32
 from h3serve.models.audio_vae.weight_norm import ConvTranspose1d
-from h3serve.models.kernels.true_float32 import true_float32
 from tests.paths import official
 
 TINY = AudioVAEConfig(

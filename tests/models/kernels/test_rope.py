@@ -1,7 +1,7 @@
 import torch
 
 from h3serve.models.kernels.rope import apply_rope
-from h3serve.models.transformer.rope_tables import inverse_frequencies, rope_tables
+from h3serve.models.transformer.transformer import inverse_frequencies, rope_tables
 from h3serve.models.transformer.transformer_config import TransformerConfig
 
 CONFIG = TransformerConfig()

@@ -11,7 +11,7 @@ from torch import nn
 from h3serve.models.kernels.attention import sdpa
 from h3serve.models.kernels.elementwise import PLAIN
 from h3serve.models.transformer.blocks import Block, FinalLayer, RefinerBlock, TokenRefiner
-from h3serve.models.transformer.rope_tables import rope_tables
+from h3serve.models.transformer.transformer import rope_tables
 from h3serve.models.transformer.transformer_config import TransformerConfig
 
 CONFIG = TransformerConfig(

@@ -7,7 +7,7 @@ import torch
 
 from h3serve.models.video_vae.video_vae import VideoVAE
 from h3serve.runtime.parallel.process_group import Ranks
-from h3serve.runtime.parallel.tile_parallel import share_tiles
+from h3serve.runtime.parallel.sharding import share_tiles
 from tests.models.tiny_video_vae import tiny
 from tests.rank_pool import Pool, pool
 

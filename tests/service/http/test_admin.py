@@ -40,7 +40,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Update]:
         updates.append(update)
         return {"id": update.update_id, "workers": []}
 
-    monkeypatch.setattr("h3serve.service.workers.update_round.WeightUpdates.make", make)
+    monkeypatch.setattr("h3serve.service.workers.worker_updates.WeightUpdates.make", make)
     return updates
 
 

@@ -6,8 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from h3serve.service.jobs.data_folder import DataFolder
-from h3serve.service.jobs.job import Outcome
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Outcome, State
 from h3serve.service.jobs.job_store import JobStore
 from h3serve.service.jobs.retry import settle
 from tests.service.client import client_of, context_of

@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from h3serve.service.http.video_json import job_view, percent, repeatable
-from h3serve.service.jobs.job import Job
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Job, State
 from h3serve.service.jobs.live_progress import Snapshot
 from h3serve.service.service_settings import Retention, ServiceSettings
 

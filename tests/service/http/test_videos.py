@@ -17,8 +17,7 @@ from h3serve.core.estimate_work import ModelSize
 from h3serve.service.http.api_keys import Caller, KeyRing, hash_key
 from h3serve.service.http.context import Context
 from h3serve.service.jobs.data_folder import DataFolder
-from h3serve.service.jobs.job import Outcome
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Outcome, State
 from h3serve.service.jobs.job_store import JobStore
 from tests.service.client import T2VA, client_of, context_of
 from tests.service.fake_worker import SMALL

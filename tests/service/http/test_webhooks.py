@@ -17,8 +17,7 @@ from sqlalchemy.exc import OperationalError
 from h3serve.core.errors import H3Error
 from h3serve.service.http.webhooks import WebhookSender, event_body, read_secret, sign
 from h3serve.service.jobs.data_folder import DataFolder
-from h3serve.service.jobs.job import Job, Outcome
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Job, Outcome, State
 from h3serve.service.jobs.job_store import JobStore
 from h3serve.service.prometheus_metrics import Metrics
 from tests.service.client import wait_for

@@ -1,7 +1,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from h3serve.service.jobs.claim import claim
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import State
 from h3serve.service.jobs.job_store import JobStore
 from tests.service.make import TASKS, put, take
 

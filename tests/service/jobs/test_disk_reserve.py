@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from h3serve.service.jobs.data_folder import DataFolder
-from h3serve.service.jobs.disk_reserve import Reserve
+from h3serve.service.jobs.data_folder import DataFolder, Reserve
 from h3serve.service.jobs.janitor import Janitor
-from h3serve.service.jobs.job import Outcome
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Outcome, State
 from h3serve.service.jobs.job_store import JobStore
 from h3serve.service.service_settings import Retention
 from tests.service.client import T2VA, client_of, context_of
@@ -106,7 +104,7 @@ def test_the_reserve_is_taken_once_given_once_and_taken_again_with_room(
 ) -> None:
     free = 1024 * MIB
     disk = lambda _path: type("Usage", (), {"total": 1000 * MIB, "free": free})  # noqa: E731
-    monkeypatch.setattr("h3serve.service.jobs.disk_reserve.shutil.disk_usage", disk)
+    monkeypatch.setattr("h3serve.service.jobs.data_folder.shutil.disk_usage", disk)
     reserve = Reserve(tmp_path / "reserve")
     reserve.take()
     reserve.take()

@@ -1,4 +1,4 @@
-from h3serve.service.jobs.job_states import FINAL, LEGAL, State
+from h3serve.service.jobs.job import FINAL, LEGAL, State
 
 
 def test_every_state_has_a_row_and_no_move_leaves_an_end() -> None:

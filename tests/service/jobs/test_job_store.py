@@ -9,8 +9,7 @@ from sqlalchemy.exc import OperationalError
 from h3serve.core.errors import H3Error
 from h3serve.service.jobs.admission import Admission, QueueFull
 from h3serve.service.jobs.data_folder import DataFolder
-from h3serve.service.jobs.job import NewJob, Outcome, new_id
-from h3serve.service.jobs.job_states import LEGAL, State
+from h3serve.service.jobs.job import LEGAL, NewJob, Outcome, State, new_id
 from h3serve.service.jobs.job_store import JobStore, KeyReused
 from tests.service.make import put, take
 

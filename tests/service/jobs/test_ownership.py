@@ -12,8 +12,7 @@ from sqlalchemy.exc import OperationalError
 from h3serve.core.errors import H3Error
 from h3serve.service.jobs import ownership as module
 from h3serve.service.jobs.data_folder import DataFolder
-from h3serve.service.jobs.job import Job, Outcome
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Job, Outcome, State
 from h3serve.service.jobs.job_store import JobStore
 from h3serve.service.jobs.ownership import Ownership, OwnershipWatch, Taken
 from h3serve.service.jobs.retry import recover

@@ -5,10 +5,9 @@ from sqlalchemy import update
 
 from h3serve.service.jobs.data_folder import DataFolder
 from h3serve.service.jobs.database import jobs
-from h3serve.service.jobs.job import Job, Outcome
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.janitor import expire
+from h3serve.service.jobs.job import Job, Outcome, State
 from h3serve.service.jobs.job_store import JobStore
-from h3serve.service.jobs.retention import expire
 from h3serve.service.jobs.retry import settle
 from h3serve.service.service_settings import Retention
 from tests.service.make import put, take, whole_attempt

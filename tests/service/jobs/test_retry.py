@@ -1,8 +1,7 @@
 from pathlib import Path
 
 from h3serve.service.jobs.data_folder import DataFolder
-from h3serve.service.jobs.job import Outcome
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Outcome, State
 from h3serve.service.jobs.job_store import JobStore
 from h3serve.service.jobs.retry import recover, settle, settle_lost
 from tests.service.make import put, take, whole_attempt

@@ -7,8 +7,7 @@ import pytest
 
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
-from h3serve.service.jobs.job import Json
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Json, State
 from h3serve.service.jobs.seconds_estimate import Patience, seconds_for
 
 

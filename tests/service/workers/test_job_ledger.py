@@ -6,8 +6,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from h3serve.service.jobs.data_folder import DataFolder
-from h3serve.service.jobs.job import Outcome
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Outcome, State
 from h3serve.service.jobs.job_store import JobStore
 from h3serve.service.prometheus_metrics import Metrics
 from h3serve.service.workers import job_ledger as module

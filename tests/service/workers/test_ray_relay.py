@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
 from h3serve.service.jobs.data_folder import DataFolder
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import State
 from h3serve.service.jobs.job_store import JobStore
 from h3serve.service.prometheus_metrics import Metrics
 from h3serve.service.service_settings import ServiceSettings, WorkerRules

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from h3serve.service.jobs.data_folder import DataFolder
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import State
 from h3serve.service.jobs.job_store import JobStore
 from h3serve.service.prometheus_metrics import Metrics
 from h3serve.service.service_settings import WorkerRules

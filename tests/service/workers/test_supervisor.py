@@ -11,8 +11,7 @@ from h3serve.core.errors import CapacityError, RequestError
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
 from h3serve.service.jobs.data_folder import DataFolder
-from h3serve.service.jobs.job import Job
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Job, State
 from h3serve.service.jobs.job_store import JobStore
 from h3serve.service.prometheus_metrics import Metrics
 from h3serve.service.service_settings import ServiceSettings, WorkerRules

@@ -8,8 +8,7 @@ import pytest
 
 from h3serve.service.jobs.data_folder import DataFolder
 from h3serve.service.jobs.error_replies import Refusal
-from h3serve.service.jobs.job import Job, Json
-from h3serve.service.jobs.job_states import State
+from h3serve.service.jobs.job import Job, Json, State
 from h3serve.service.jobs.job_store import JobStore
 from h3serve.service.workers.messages import Update
 from tests.service.workers.test_supervisor import Service, until
