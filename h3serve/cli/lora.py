@@ -73,6 +73,38 @@ def convert(
     say(f"{out}: {adapter.layers} layers")
 
 
+@app.command("merge")
+def merge(
+    model: Annotated[str, typer.Argument(help="A folder, hub id, demo or demo-random.")],
+    out: Annotated[Path, typer.Argument(help="A new folder.")],
+    lora: Annotated[list[str], typer.Option(help="FILE or FILE=STRENGTH; may be given again.")],
+    partition: Annotated[str, typer.Option(help="fl2va or ref2va.")] = "fl2va",
+    qkv_layout: Rows = None,
+    alpha: Alpha = None,
+) -> None:
+    """Write a checkpoint with adapters merged into its transformer, and say what rounding took of them."""
+    from h3serve.weights.adapters.merge_adapters import merge_adapters
+    from h3serve.weights.locate import locate
+
+    config = _config(model, partition)
+    strong = [_with_strength(given) for given in lora]
+    adapters = [(_open(file, config, partition, qkv_layout, alpha), strength) for file, strength in strong]
+    for adapter, _ in adapters:
+        for warning in adapter.warnings:
+            say(f"warning: {warning}")
+    merged = merge_adapters(locate(model), partition, adapters, out)  # type: ignore[arg-type]
+    say(f"{out}: {merged.tensors} tensors changed, {merged.lost:.1%} of the change lost to rounding")
+
+
+def _with_strength(given: str) -> tuple[Path, float]:
+    """A file's name, and what stands behind its last = if that is a number."""
+    name, _, strength = given.rpartition("=")
+    try:
+        return (Path(name), float(strength)) if name else (Path(given), 1.0)
+    except ValueError:
+        return Path(given), 1.0
+
+
 def _open(
     file: Path, config: TransformerConfig, partition: str | None, qkv_layout: str | None, alpha: float | None
 ) -> Adapter:
