@@ -11,9 +11,9 @@ from bench.ranks_bench import Bench
 from bench.ranks_codecs import text_encoder, video_vae
 from bench.ranks_requests import error_on_one_rank, exchanges, whole_requests
 from bench.ranks_steps import steps, without_projections
+from h3serve.models.module_tensors import empty
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.generator import Generator
-from h3serve.runtime.offload.block_streaming import empty
 from h3serve.runtime.parallel.parallel_layout import Shape
 from h3serve.runtime.parallel.process_group import Ranks
 

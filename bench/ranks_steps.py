@@ -16,6 +16,7 @@ import torch
 from bench.ranks_bench import Bench, difference, disconnect, request_of
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
+from h3serve.models.module_tensors import empty
 from h3serve.models.quality import use_tier
 from h3serve.models.transformer.denoiser import Denoiser
 from h3serve.pipeline.engine import Engine
@@ -23,7 +24,6 @@ from h3serve.pipeline.packing import pack
 from h3serve.pipeline.predict import prepare_static
 from h3serve.pipeline.schedule import Schedule, all_step_times, sigma_grid
 from h3serve.runtime.adaln.scheduled_tables import Scheduled
-from h3serve.runtime.offload.block_streaming import empty
 from h3serve.runtime.parallel.sharding import RankShare
 from h3serve.runtime.parallel.tensor_parallel import cut_denoiser, part_of_state
 

@@ -28,6 +28,7 @@ from bench.speed import growth_command, text_encoder, transformer_step, video_va
 from bench.speed.timing import alternate, sustained
 from bench.synthetic_engine import synthetic_engine
 from bench.synthetic_weights import synthetic_component
+from h3serve.models.module_tensors import empty
 from h3serve.models.transformer.modulation import ModulationNetwork
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.generator import Generator
@@ -35,7 +36,6 @@ from h3serve.pipeline.schedule import default_times
 from h3serve.runtime.adaln.rebuild import projections_of
 from h3serve.runtime.adaln.scheduled_tables import Direct, Scheduled, Steps
 from h3serve.runtime.adaln.table_keys import key_of
-from h3serve.runtime.offload.block_streaming import empty
 from h3serve.weights.demo import demo_sizes
 from h3serve.weights.demo.demo_tokenizer import build_tokenizer
 from h3serve.weights.formats.released_sizes import RELEASED

@@ -24,7 +24,16 @@ MAY_IMPORT = {
 # Inside a folder: its sub-rooms, and the files beside them, each of which imports only from those before it.
 ORDER = {
     "media": ("sources", "read", "write"),
-    "models": ("key_map", "kernels", "transformer", "text_encoder", "video_vae", "audio_vae", "quality"),
+    "models": (
+        "key_map",
+        "module_tensors",
+        "kernels",
+        "transformer",
+        "text_encoder",
+        "video_vae",
+        "audio_vae",
+        "quality",
+    ),
     "weights": ("files", "formats", "adapters", "demo", "locate"),
     "runtime": (
         "machine",

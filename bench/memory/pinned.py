@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from bench.memory.run import Mark, Run, between
-from h3serve.runtime.offload.block_streaming import empty, install
-from h3serve.runtime.offload.memory_buffers import Flat
+from h3serve.models.module_tensors import empty, set_tensors
 from h3serve.runtime.offload.placement import OffloadedNetwork, Streaming, blocks_of, from_host
 from h3serve.runtime.offload.weight_store import HostStore, Store
+from h3serve.weights.files.memory_buffers import Flat
 
 
 class TimedStore:
@@ -47,7 +47,7 @@ def share_weights(network: nn.Module, name: str, distinct: int) -> None:
     """Block i gets the weights of block i % distinct."""
     blocks = blocks_of(network, name)
     for number, block in enumerate(blocks[distinct:], distinct):
-        install(block, blocks[number % distinct].state_dict())
+        set_tensors(block, blocks[number % distinct].state_dict())
 
 
 def to_pinned(run: Run, network: nn.Module, name: str, distinct: int | None) -> TimedStore:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from bench.synthetic_engine import synthetic_engine
 from h3serve.core.estimate_memory import SLOTS
+from h3serve.models.module_tensors import empty
 from h3serve.models.transformer.denoiser import Denoiser
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.schedule import default_times
@@ -23,7 +24,6 @@ from h3serve.runtime.adaln.device_slab import Slab
 from h3serve.runtime.adaln.host_pages import PageCache
 from h3serve.runtime.adaln.rebuild import projections_of
 from h3serve.runtime.adaln.table_keys import TableShape, distinct, key_of, timesteps_of
-from h3serve.runtime.offload.block_streaming import empty
 from h3serve.weights.demo import demo_sizes
 from h3serve.weights.demo.demo_tokenizer import build_tokenizer
 from h3serve.weights.formats.released_sizes import RELEASED

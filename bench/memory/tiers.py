@@ -27,9 +27,9 @@ from h3serve.runtime.adaln.rebuild import Projections
 from h3serve.runtime.adaln.sidecar import Origin, SidecarFolder
 from h3serve.runtime.adaln.table_keys import TableShape
 from h3serve.runtime.checkpoint_identity import Identities, maker_of
-from h3serve.runtime.offload import memory_buffers
-from h3serve.weights.files.stored_bytes import RawReader
+from h3serve.weights.files import memory_buffers
 from h3serve.weights.files.tensor_index import read_index
+from h3serve.weights.files.tensor_reader import TensorReader
 
 STEPS_COMPARED = (0, 1, 25, 49)
 
@@ -120,12 +120,10 @@ def _link_rate(run: Run) -> float:
 def _read_rate(run: Run, projections: Projections) -> float:
     """GB/s of the reader from the page cache into host memory."""
     stored = [t for n, t in projections.index.tensors.items() if n.endswith("adaln_proj.linear.weight")][:2]
-    target = memory_buffers.host_buffer(max(t.num_bytes for t in stored), pinned=run.is_cuda)
-    reader = RawReader()
-    reader.read([(stored[0], target)])
-    rate = stored[-1].num_bytes / run.seconds(lambda: reader.read([(stored[-1], target)])) / 1e9
-    reader.close()
-    return round(rate, 2)
+    with TensorReader(projections.index, [[t.name] for t in stored], pinned=run.is_cuda) as reader:
+        cpu = torch.device("cpu")
+        reader.read(0, cpu)
+        return round(stored[-1].num_bytes / run.seconds(lambda: reader.read(len(stored) - 1, cpu)) / 1e9, 2)
 
 
 def write_projections(denoiser: Denoiser, file: Path) -> None:

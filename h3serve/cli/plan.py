@@ -69,8 +69,8 @@ def _checkpoint(
     import torch
 
     from h3serve.runtime.offload.network_sizes import held_as
+    from h3serve.weights.formats.checksums import read_size_rules
     from h3serve.weights.formats.opened_component import open_checkpoint
-    from h3serve.weights.formats.size_rules import read_size_rules
     from h3serve.weights.formats.tokenizer_files import open_tokenizer
     from h3serve.weights.locate import locate
 

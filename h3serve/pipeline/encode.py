@@ -15,7 +15,7 @@ from h3serve.models.text_encoder.text_encoder import EncoderInput
 from h3serve.models.video_vae.video_vae import Moments
 from h3serve.pipeline.engine import Engine
 from h3serve.runtime.encoding_cache import digest_of
-from h3serve.runtime.offload import memory_buffers
+from h3serve.weights.files import memory_buffers
 
 AHEAD = 2  # modules that a GPU may have in its queue: it never idles, and what is queued is soon done
 Between = Callable[[], None]  # called before each layer or batch of tiles; may raise to stop

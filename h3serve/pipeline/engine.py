@@ -41,8 +41,8 @@ from h3serve.runtime.offload.residency import Choice, capacity_of, staying_besid
 from h3serve.runtime.parallel.sharding import ONE, Share
 from h3serve.runtime.weight_updates import Updates
 from h3serve.weights.files.checkpoint_folder import ModelFolder
+from h3serve.weights.formats.checksums import read_size_rules
 from h3serve.weights.formats.opened_component import Opened, open_checkpoint
-from h3serve.weights.formats.size_rules import read_size_rules
 from h3serve.weights.formats.tokenizer_files import open_tokenizer
 from h3serve.weights.locate import locate
 

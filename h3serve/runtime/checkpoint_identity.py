@@ -18,8 +18,8 @@ from typing import IO, Any
 import torch
 
 from h3serve.core.errors import CheckpointError
-from h3serve.weights.files.stored_bytes import READERS
 from h3serve.weights.files.tensor_index import TensorIndex, TensorInfo
+from h3serve.weights.files.tensor_reader import READERS
 
 log = logging.getLogger(__name__)
 

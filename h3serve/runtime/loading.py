@@ -17,6 +17,7 @@ from h3serve.core.errors import CapacityError
 from h3serve.core.estimate_memory import SLAB_BYTES, SLOTS
 from h3serve.core.estimate_work import GIB
 from h3serve.core.limits import Partition
+from h3serve.models.module_tensors import nothing
 from h3serve.models.text_encoder.text_encoder import TextEncoder
 from h3serve.models.transformer.denoiser import PREFIX, Denoiser, is_projection
 from h3serve.runtime.adaln.adaln_cache import AdaLN
@@ -38,10 +39,9 @@ from h3serve.runtime.offload.placement import (
     held_by,
 )
 from h3serve.runtime.offload.weight_store import FileStore
-from h3serve.weights.files.rank_parts import Cut
+from h3serve.weights.formats.entry_rows import Cut
 from h3serve.weights.formats.inspection import inspect_component
-from h3serve.weights.formats.load import nothing
-from h3serve.weights.formats.networks import check_loaded, load_component
+from h3serve.weights.formats.load import check_loaded, load_component
 from h3serve.weights.formats.opened_component import OpenedComponent
 from h3serve.weights.formats.weight_checks import report
 
@@ -97,7 +97,7 @@ def place(
         report(opened.index.folder, inspect_component(opened).findings)
         return visiting
     assert isinstance(visiting.store, FileStore)
-    visiting.store.on_read = _Progress(name, sum(flat.num_bytes for flat in visiting.store.flats))
+    visiting.store.reader.on_read = _Progress(name, sum(flat.num_bytes for flat in visiting.store.flats))
     placement = visiting.stay() if how.mode == "resident" else visiting.into_memory()
     check_loaded(opened, held_by(placement, name))
     _say(name, visiting, time.perf_counter() - began)

@@ -27,9 +27,10 @@ from h3serve.runtime.offload.placement import OffloadedNetwork, Placement, from_
 from h3serve.runtime.offload.weight_store import FileStore
 from h3serve.weights.files.checkpoint_folder import ModelFolder
 from h3serve.weights.files.tensor_index import TensorIndex
+from h3serve.weights.formats.entry_rows import arrange, runs_of
 from h3serve.weights.formats.header_checks import adapter_layer
 from h3serve.weights.formats.inspection import inspect_component
-from h3serve.weights.formats.load import EntryReader
+from h3serve.weights.formats.load import read_tensors, stored_entries
 from h3serve.weights.formats.opened_component import open_component
 from h3serve.weights.formats.weight_checks import report
 
@@ -122,17 +123,14 @@ class Updates:
         self.validate_lora_layers(tensors)
         if self._is_in_files:
             raise RequestError("tensors", len(tensors), "the weights stay in their files; update from disk instead")
-        held, entries = held_by(self.placement, NAME), {entry.target: entry for entry in source.entries}
-        with EntryReader(source.index) as reader:
-            for name, value in tensors.items():
-                _check_tensor(name, value, held)
-                if name.startswith(PREFIX):
-                    theirs = torch.empty(value.shape, dtype=value.dtype)
-                    reader.read(entries[name], theirs)
-                    if not torch.equal(theirs, value.cpu()):
-                        raise RequestError(
-                            "tensors", name, "modulation depends on it, but the source has another value"
-                        )
+        held = held_by(self.placement, NAME)
+        for name, value in tensors.items():
+            _check_tensor(name, value, held)
+        fixed = read_tensors(source.index, source.entries, {name for name in tensors if name.startswith(PREFIX)})
+        for name, theirs in fixed.items():
+            value = tensors[name].cpu()
+            if not torch.equal(theirs.to(value.dtype), value):
+                raise RequestError("tensors", name, "modulation depends on it, but the source has another value")
 
     def refresh_weight_derived_caches(self, source: Source) -> Dropped:
         """Nothing that was computed from the old weights is used again; the projections are the source's now.
@@ -151,9 +149,9 @@ class Updates:
 
     def _read(self, source: Source) -> None:
         held = held_by(self.placement, NAME)
-        with EntryReader(source.index) as reader:
-            for entry in source.entries:
-                reader.read(entry, held[entry.target])
+        device = next(iter(held.values())).device
+        for entry, stored in stored_entries(source.index, source.entries, device):
+            arrange(runs_of(entry, source.index), stored, held[entry.target])
 
     def _reopen(self, source: Source) -> None:
         placement = self.placement

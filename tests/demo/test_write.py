@@ -21,7 +21,7 @@ from h3serve.weights.demo import demo_weights
 from h3serve.weights.demo.demo_tokenizer import build_tokenizer
 from h3serve.weights.demo.demo_trained import digest_of, write_trained_checkpoint
 from h3serve.weights.files.checkpoint_folder import open_folder
-from h3serve.weights.formats.networks import load_component
+from h3serve.weights.formats.load import load_component
 from h3serve.weights.formats.opened_component import open_component
 
 Tensors = dict[str, torch.Tensor]

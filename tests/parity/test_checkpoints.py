@@ -10,7 +10,7 @@ import torch
 from h3serve.weights.demo.demo_random import write_demo_checkpoint
 from h3serve.weights.files.checkpoint_folder import open_folder
 from h3serve.weights.formats.components import RECIPES
-from h3serve.weights.formats.networks import load_component
+from h3serve.weights.formats.load import load_component
 from h3serve.weights.formats.opened_component import open_component
 from tests import keymaps
 

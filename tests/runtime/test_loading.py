@@ -11,7 +11,7 @@ from h3serve.runtime.loading import How, place
 from h3serve.runtime.offload.placement import Mode, OffloadedNetwork
 from h3serve.weights.demo.demo_random import write_demo_checkpoint
 from h3serve.weights.files.checkpoint_folder import ModelFolder, open_folder
-from h3serve.weights.files.stored_bytes import RawReader
+from h3serve.weights.files.tensor_reader import TensorReader
 from h3serve.weights.formats.opened_component import open_component
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ def test_what_the_host_cannot_hold_is_refused_before_a_byte_is_read(
         raise AssertionError("weights were read")
 
     monkeypatch.setattr(loading, "host_memory", lambda: (2**30, 1000))
-    monkeypatch.setattr(RawReader, "read", read)
+    monkeypatch.setattr(TensorReader, "read", read)
     with pytest.raises(CapacityError, match="text_encoder needs .* GiB of host memory, 0.0 GiB are free"):
         place(open_component(folder, "text_encoder", "fl2va"), How(mode), device=CPU, dtype=torch.float32)
 

@@ -17,7 +17,7 @@ from h3serve.runtime.weight_updates import Updates
 from h3serve.weights.demo.demo_random import write_demo_checkpoint
 from h3serve.weights.files.checkpoint_folder import ModelFolder, open_folder
 from h3serve.weights.files.tensor_index import read_index
-from h3serve.weights.formats.load import EntryReader
+from h3serve.weights.files.tensor_reader import TensorReader
 from h3serve.weights.formats.opened_component import open_component
 from tests.checkpoints import write_old_and_new
 from tests.weights.faults import rewrite
@@ -182,7 +182,7 @@ def test_an_update_that_breaks_off_says_that_the_model_is_broken(
     def failing(*args: object) -> None:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(EntryReader, "read", failing)
+    monkeypatch.setattr(TensorReader, "read", failing)
     monkeypatch.setattr(Updates, "validate_weight_update_source", _checked_before(Updates, folders))
     with pytest.raises(WorkerError, match="weights of two checkpoints: the disk is gone"):
         generator.engine.updates("fl2va").from_disk(open_folder(folders[1]))

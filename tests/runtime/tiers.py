@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from h3serve.models.key_map import Layout
+from h3serve.models.module_tensors import empty
 from h3serve.models.transformer import denoiser
 from h3serve.models.transformer.modulation import ModulationNetwork
 from h3serve.runtime.adaln.adaln_cache import AdaLN
@@ -17,7 +18,6 @@ from h3serve.runtime.adaln.scheduled_tables import Scheduled
 from h3serve.runtime.adaln.sidecar import Origin, SidecarFolder
 from h3serve.runtime.adaln.table_keys import TableShape
 from h3serve.runtime.checkpoint_identity import Identities
-from h3serve.runtime.offload.block_streaming import empty
 from tests.models.tiny_transformer import TINY
 from tests.runtime.stores import tiny_index
 

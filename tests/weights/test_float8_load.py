@@ -10,7 +10,7 @@ from h3serve.models.kernels.float8_linear import Float8Linear
 from h3serve.models.kernels.float8_rows import quantize_rows
 from h3serve.weights.files.checkpoint_folder import open_folder
 from h3serve.weights.formats.components import RECIPES
-from h3serve.weights.formats.networks import load_component
+from h3serve.weights.formats.load import load_component
 from h3serve.weights.formats.opened_component import open_component
 from tests.weights.faults import rewrite
 

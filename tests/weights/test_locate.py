@@ -20,7 +20,7 @@ from h3serve.core.model_name import DEMOS
 from h3serve.weights import locate as module
 from h3serve.weights.demo.demo_trained import CONFIG, TRAINED
 from h3serve.weights.formats.components import RECIPES
-from h3serve.weights.formats.networks import load_component
+from h3serve.weights.formats.load import load_component
 from h3serve.weights.formats.opened_component import open_component
 from h3serve.weights.locate import demo_folder, locate
 

@@ -23,7 +23,7 @@ from h3serve.runtime.adaln.rebuild import Projections, rebuild
 from h3serve.runtime.adaln.scheduled_tables import Scheduled, Steps
 from h3serve.runtime.adaln.sidecar import Sidecar, SidecarFolder
 from h3serve.runtime.adaln.table_keys import Key, Pages, count_of, distinct, key_of
-from h3serve.runtime.offload import memory_buffers
+from h3serve.weights.files import memory_buffers
 
 log = logging.getLogger(__name__)
 

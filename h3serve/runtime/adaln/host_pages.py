@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from h3serve.runtime.adaln.table_keys import Key, Page, Pages, TableShape, count_of, distinct
-from h3serve.runtime.offload import memory_buffers
+from h3serve.weights.files import memory_buffers
 
 Schedule = frozenset[Key]
 

@@ -82,7 +82,7 @@ def rebuild(
         store.close()
     for key, embedding in embeddings.items():
         write(key, None, network.project_final(embedding))
-    return store.bytes_read
+    return store.reader.bytes_read
 
 
 def projections_of(network: ModulationNetwork) -> list[nn.Module]:

@@ -7,14 +7,15 @@ on a stream of their own into a fixed pool of buffers, so that copying and compu
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import nn
 
-from h3serve.runtime.offload import memory_buffers
+from h3serve.models.module_tensors import empty, set_tensors
 from h3serve.runtime.offload.weight_store import Store
+from h3serve.weights.files import memory_buffers
 
 
 class Prefetcher:
@@ -78,7 +79,7 @@ class Streamed:
         for number in sorted(self._staying):
             target = memory_buffers.device_buffer(flats[self._first + number].num_bytes, device)
             self._courier.receive(self._courier.bring(self._first + number, target))
-            install(self._blocks[number], flats[self._first + number].views(target))
+            set_tensors(self._blocks[number], flats[self._first + number].views(target))
         size = max((flats[self._first + i].num_bytes for i in self._moving), default=0)
         slots = min(self._depth + 1, len(self._moving))
         self._slots = [memory_buffers.device_buffer(size, device) for _ in range(slots)]
@@ -108,7 +109,7 @@ class Streamed:
             self._courier.receive(self._coming.pop(number))
             self.waited_s += time.perf_counter() - began
             slot = self._slots[self._holders.index(number)]
-            install(self._blocks[number], self._courier.store.flats[self._first + number].views(slot))
+            set_tensors(self._blocks[number], self._courier.store.flats[self._first + number].views(slot))
         for following in self._following(number):
             if following not in self._holders:
                 self._send_for(following, current=number)
@@ -137,21 +138,3 @@ def spread(count: int, total: int) -> frozenset[int]:
     """`count` of `total` numbers, evenly spread: a block that stays gives the ones around it time to come."""
     count = min(count, total)
     return frozenset((2 * i + 1) * total // (2 * count) for i in range(count))
-
-
-def install(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Make these tensors, by dotted name, the module's parameters and buffers."""
-    for name, tensor in tensors.items():
-        path, _, leaf = name.rpartition(".")
-        owner = module.get_submodule(path)
-        if leaf in owner._buffers:
-            owner._buffers[leaf] = tensor
-        else:
-            owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
-
-
-def empty(module: nn.Module) -> None:
-    """Leave the module's weights without memory: using them by mistake is an error, not noise."""
-    for name, tensor in module.state_dict().items():
-        if not tensor.is_meta:
-            install(module, {name: torch.empty_like(tensor, device="meta")})

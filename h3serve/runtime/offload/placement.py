@@ -15,10 +15,11 @@ import torch
 from torch import nn
 
 from h3serve.models.key_map import Entry
-from h3serve.runtime.offload import memory_buffers
-from h3serve.runtime.offload.block_streaming import Prefetcher, Streamed, empty, install
-from h3serve.runtime.offload.memory_buffers import Flat
+from h3serve.models.module_tensors import empty, set_tensors
+from h3serve.runtime.offload.block_streaming import Prefetcher, Streamed
 from h3serve.runtime.offload.weight_store import FileStore, HostStore, Store
+from h3serve.weights.files import memory_buffers
+from h3serve.weights.files.memory_buffers import Flat
 from h3serve.weights.files.tensor_index import TensorIndex
 
 Mode = Literal["resident", "offload", "stream"]
@@ -141,7 +142,7 @@ class OffloadedNetwork(Generic[M]):
         flat = self.store.flats[group]
         target = memory_buffers.device_buffer(flat.num_bytes, self._device)
         courier.receive(courier.bring(group, target))
-        install(owner, flat.views(target))
+        set_tensors(owner, flat.views(target))
 
 
 def from_host(module: M, name: str, *, device: torch.device, stream: Streaming | None) -> OffloadedNetwork[M]:
@@ -159,7 +160,7 @@ def from_host(module: M, name: str, *, device: torch.device, stream: Streaming |
         for key in list(groups[number]):
             value = groups[number].pop(key)
             views[key].copy_(value)
-            install(owners[number], {key: torch.empty_like(value, device="meta")})
+            set_tensors(owners[number], {key: torch.empty_like(value, device="meta")})
 
     store = HostStore(flats, fill, pinned=device.type == "cuda")
     move_tables(module, device)
@@ -181,7 +182,7 @@ def from_files(
     shapes = {key: tuple(value.shape) for key, value in module.state_dict().items()}
     for entry in entries:  # what weights will be is asked for before their first visit
         dtype = dtype_of(entry.target)
-        install(module, {entry.target: torch.empty(shapes[entry.target], dtype=dtype, device="meta")})
+        set_tensors(module, {entry.target: torch.empty(shapes[entry.target], dtype=dtype, device="meta")})
     store = FileStore(
         index,
         split({entry.target: entry for entry in entries}, name, len(blocks)),
@@ -227,4 +228,4 @@ def move_tables(module: nn.Module, device: torch.device) -> None:
     held = set(module.state_dict())
     for name, buffer in list(module.named_buffers()):
         if name not in held:
-            install(module, {name: buffer.to(device)})
+            set_tensors(module, {name: buffer.to(device)})

@@ -13,12 +13,12 @@ from typing import Protocol
 import torch
 
 from h3serve.models.key_map import Entry
-from h3serve.runtime.offload import memory_buffers
-from h3serve.runtime.offload.memory_buffers import Flat
-from h3serve.weights.files.stored_bytes import RawReader
+from h3serve.weights.files import memory_buffers
+from h3serve.weights.files.memory_buffers import Flat
 from h3serve.weights.files.tensor_index import TensorIndex
+from h3serve.weights.files.tensor_reader import TensorReader
+from h3serve.weights.formats.entry_rows import arrange, runs_of
 
-STAGES = 2  # one is read into while the other one is copied from
 Shape = tuple[int, ...]
 
 
@@ -37,7 +37,7 @@ class Store(Protocol):
 
 
 class FileStore:
-    """Groups read from safetensors files each time they are sent, through two small host buffers."""
+    """Groups read from safetensors files each time they are sent."""
 
     def __init__(
         self,
@@ -48,66 +48,24 @@ class FileStore:
         dtype_of: Callable[[Entry], torch.dtype],
         device: torch.device,
     ) -> None:
-        """`groups[i]` maps the names that group i's tensors get to their entries."""
-        self._index, self._groups, self._device = index, groups, device
+        """`groups[i]` maps the names that group i's tensors get to their entries; `device` is where they will go."""
         self.flats: Sequence[Flat] = [
             Flat.of({n: (shape_of(e), dtype_of(e)) for n, e in group.items()}) for group in groups
         ]
-        self._stored = [Flat.of(self._sources(group)) for group in groups]
-        self._reader = RawReader()
-        self._stages: list[torch.Tensor] = []
-        self._landing: torch.Tensor | None = None  # stored bytes on the device, before they are put in order
-        self._copied: list[torch.cuda.Event | None] = [None] * STAGES
-        self._turn = 0
-        self.bytes_read = 0
-        self.on_read: Callable[[int], None] | None = None  # told of all bytes read so far, after each group
+        self._runs = [{name: runs_of(entry, index) for name, entry in group.items()} for group in groups]
+        sources = [[source for entry in group.values() for source in entry.sources] for group in groups]
+        self.reader = TensorReader(index, sources, pinned=device.type == "cuda")
 
     @torch.no_grad()
     def send(self, group: int, target: torch.Tensor) -> None:
         """Blocks while the bytes are read: call it from a thread that may."""
-        layout = self._stored[group]
-        host = self._stage()[: layout.num_bytes]
-        views = layout.views(host)
-        raw = [(self._index.tensors[n], v.reshape(-1).view(torch.uint8)) for n, v in views.items()]
-        self.bytes_read += self._reader.read(raw)
-        if self.on_read is not None:
-            self.on_read(self.bytes_read)
-        if target.device.type == "cuda":
-            landing = self._land()[: layout.num_bytes]
-            landing.copy_(host, non_blocking=True)
-            self._copied[self._turn] = memory_buffers.record(target.device)
-            views = layout.views(landing)
-        self._turn = (self._turn + 1) % STAGES
-        places = self.flats[group].views(target)
-        for name, entry in self._groups[group].items():
-            arrange(entry, [views[source] for source in entry.sources], places[name])
+        stored, places = self.reader.read(group, target.device), self.flats[group].views(target)
+        for name, runs in self._runs[group].items():
+            arrange(runs, stored, places[name])
 
     def close(self) -> None:
         """Gives threads, files and buffers back."""
-        for event in self._copied:
-            memory_buffers.settle(event)
-        self._reader.close()
-        self._stages, self._landing = [], None
-
-    def _sources(self, group: Mapping[str, Entry]) -> dict[str, tuple[Shape, torch.dtype]]:
-        stored = [self._index.tensors[source] for entry in group.values() for source in entry.sources]
-        return {tensor.name: (tensor.shape, tensor.dtype) for tensor in stored}
-
-    def _stage(self) -> torch.Tensor:
-        """The next host buffer, once the copy out of it is done."""
-        if not self._stages:
-            size, pinned = self._largest(), self._device.type == "cuda"
-            self._stages = [memory_buffers.host_buffer(size, pinned=pinned) for _ in range(STAGES)]
-        memory_buffers.settle(self._copied[self._turn])
-        return self._stages[self._turn]
-
-    def _land(self) -> torch.Tensor:
-        if self._landing is None:
-            self._landing = memory_buffers.device_buffer(self._largest(), self._device)
-        return self._landing
-
-    def _largest(self) -> int:
-        return max(layout.num_bytes for layout in self._stored)
+        self.reader.close()
 
 
 class HostStore:
@@ -138,9 +96,3 @@ class HostStore:
     def close(self) -> None:
         """Gives the memory back."""
         self._groups = []
-
-
-def arrange(entry: Entry, sources: Sequence[torch.Tensor], target: torch.Tensor) -> None:
-    """An entry's stored tensors into one of ours: put together, rows in our order, cast."""
-    rows = sources[0] if len(sources) == 1 else torch.cat(list(sources))
-    target.copy_(entry.reorder(rows) if entry.reorder else rows)

@@ -12,7 +12,7 @@ from h3serve.models.video_vae.video_vae import Network, VideoVAE, in_batches
 from h3serve.runtime.parallel.process_group import ProcessGroup, Ranks
 from h3serve.runtime.parallel.sequence_parallel import shard_sequence
 from h3serve.runtime.parallel.tensor_parallel import cut_denoiser, cut_text_encoder
-from h3serve.weights.files.rank_parts import Cut
+from h3serve.weights.formats.entry_rows import Cut
 
 
 class Share:

@@ -14,7 +14,7 @@ from h3serve.models.text_encoder.text_encoder import TextEncoder
 from h3serve.models.transformer.blocks import MLP, SelfAttention
 from h3serve.models.transformer.denoiser import Denoiser
 from h3serve.runtime.parallel.process_group import ProcessGroup
-from h3serve.weights.files.rank_parts import Cut, Part, PartOf
+from h3serve.weights.formats.entry_rows import Cut, Part, PartOf
 
 
 class SummedLinear(nn.Linear):

@@ -27,8 +27,7 @@ from h3serve.weights.adapters.adapter_layers import GATE, AdapterLayers, adapter
 from h3serve.weights.adapters.build_updates import TensorReader, build_updates
 from h3serve.weights.adapters.layer_tensors import LayerTensors
 from h3serve.weights.adapters.updates import HeadBank, LowRank, Scale, Update
-from h3serve.weights.files.name_list import some
-from h3serve.weights.files.tensor_index import TensorInfo
+from h3serve.weights.files.tensor_index import TensorInfo, some
 from h3serve.weights.formats.row_order import overall, qkv_order
 
 DECLARED_ROWS: dict[str, QkvRows] = {"grouped": "interleaved", "interleaved": "interleaved", "stacked": "stacked"}

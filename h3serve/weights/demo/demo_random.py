@@ -28,7 +28,7 @@ from h3serve.weights.files.checkpoint_folder import open_folder
 from h3serve.weights.files.save import save_shards, stored_tensors
 from h3serve.weights.formats.checksums import key
 from h3serve.weights.formats.components import RECIPES
-from h3serve.weights.formats.record_checksums import record
+from h3serve.weights.formats.inspection import record
 
 LAYOUTS: tuple[Layout, ...] = ("original", "diffusers")
 SHARDS = {"transformer": 2, "text_encoder": 2, "video_vae": 1, "audio_vae": 1}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from h3serve.core.errors import CheckpointError
-from h3serve.weights.files.name_list import some
 
 STEMS = ("model", "diffusion_pytorch_model")  # original and text encoder; diffusers
 LONGEST_NAME = 300  # characters
 HEADER_LIMIT = 100_000_000  # bytes; the limit of the format
+SHOWN = 3  # names of a long list
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -185,3 +185,10 @@ def _check_weight_map(folder: Path, tensors: Mapping[str, TensorInfo]) -> None:
             if wrong := sorted(n for n in mapped | held if mapped.get(n) != held.get(n)):
                 raise CheckpointError(f"{folder}: the index and the weight files disagree about {some(wrong)}")
             return
+
+
+def some(names: Collection[str]) -> str:
+    """The first few names of a list and how many more there are, for a sentence."""
+    first = ", ".join(list(names)[:SHOWN])
+    more = len(names) - SHOWN
+    return first if more <= 0 else f"{first} and {more} more"

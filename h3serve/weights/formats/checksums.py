@@ -1,27 +1,29 @@
-"""A few known values per component, kept beside the weights in `h3serve.json`.
+"""What `h3serve.json` beside the weights says: a few known values per component, and the pixel sizes.
 
-They tell what random or trained weights alone cannot: that rows are in the right order and that a
-partition holds its own weights. `record.py` writes them for a checkpoint that is known to be good.
+The values tell what random or trained weights alone cannot: that rows are in the right order and that a
+partition holds its own weights. `inspection.record` writes them for a checkpoint that is known to be good.
+The sizes are those a checkpoint was made for, where they are not the released ones.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from h3serve.core.errors import CheckpointError
-from h3serve.core.geometry import SizeRules
+from h3serve.core.geometry import RELEASED_SIZES, SizeRules
 from h3serve.models.key_map import KeyMap, Reorder, swap_halves
 from h3serve.weights.files.tensor_index import read_json
 
 FILE = "h3serve.json"
 SCHEMA_VERSION = 1
 COLUMNS = 4  # values taken of each row
+SIZE_RULES = "size_rules"
 
 # Fused tensors first: their row order is what can go wrong.
 PROBED: dict[str, tuple[str, ...]] = {
@@ -102,13 +104,26 @@ def read_probes(folder: Path) -> dict[str, Probes]:
 
 
 def write_probes(folder: Path, probes: Mapping[str, Probes], rules: SizeRules) -> None:
-    """Write `h3serve.json` of a partition's folder; `size_rules.py` reads the rules back."""
+    """Writes `h3serve.json` of a partition's folder."""
     record = {
         component: {name: {"rows": probe.rows, "values": probe.values} for name, probe in named.items()}
         for component, named in probes.items()
     }
-    value = {"schema_version": SCHEMA_VERSION, "size_rules": asdict(rules), "probes": record}
+    value = {"schema_version": SCHEMA_VERSION, SIZE_RULES: asdict(rules), "probes": record}
     (folder / FILE).write_text(json.dumps(value, indent=1) + "\n")
+
+
+def read_size_rules(folder: Path) -> SizeRules:
+    """Size rules of the partition in `folder`; the released ones if its `h3serve.json` names none."""
+    file = folder / FILE
+    stored = read_json(file).get(SIZE_RULES) if file.is_file() else None
+    if stored is None:
+        return RELEASED_SIZES
+    names = {field.name for field in fields(SizeRules)}
+    whole = isinstance(stored, dict) and set(stored) == names and all(type(v) is int and v > 0 for v in stored.values())
+    if not whole:
+        raise CheckpointError(f"{file}: {SIZE_RULES} must hold the positive whole numbers {', '.join(sorted(names))}")
+    return SizeRules(**stored)
 
 
 def key(component: str, partition: str) -> str:

@@ -8,8 +8,7 @@ from fnmatch import fnmatchcase
 
 from h3serve.core.errors import CheckpointError
 from h3serve.models.key_map import Entry, KeyMap
-from h3serve.weights.files.name_list import some
-from h3serve.weights.files.tensor_index import TensorIndex
+from h3serve.weights.files.tensor_index import TensorIndex, some
 
 Shape = tuple[int, ...]
 

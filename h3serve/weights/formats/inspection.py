@@ -1,4 +1,4 @@
-"""What a checkpoint is, from its headers and a few tensors: the data behind `h3serve inspect`."""
+"""What a checkpoint is, from its headers and a few tensors: the data behind `h3serve inspect`, and `h3serve.json`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 
+from h3serve.core.geometry import RELEASED_SIZES, SizeRules
 from h3serve.core.limits import Partition, Task
 from h3serve.models.key_map import Layout
 from h3serve.weights.files.checkpoint_folder import ModelFolder, SigmaShifts
-from h3serve.weights.formats.checksums import PROBED
-from h3serve.weights.formats.load import read_tensors
-from h3serve.weights.formats.networks import precision_finding
-from h3serve.weights.formats.opened_component import OpenedComponent, open_checkpoint
+from h3serve.weights.formats.checksums import PROBED, Probe, Probes, key, write_probes
+from h3serve.weights.formats.components import RECIPES
+from h3serve.weights.formats.load import precision_finding, read_tensors
+from h3serve.weights.formats.opened_component import OpenedComponent, open_checkpoint, open_component
 from h3serve.weights.formats.tokenizer_files import open_tokenizer
 from h3serve.weights.formats.weight_checks import Finding, examine, sampled
 
@@ -56,7 +57,7 @@ class Inspection:
 def inspect_model(model: ModelFolder) -> Inspection:
     """Every network of every partition; CheckpointError if one is not whole.
 
-    Headers of all files are read, and of the tensors only the few that the canary looks at.
+    Headers of all files are read, and of the tensors only the few that checksums are compared with.
     """
     reports: dict[Path, ComponentReport] = {}
     for partition in model.partitions:
@@ -77,13 +78,13 @@ def inspect_model(model: ModelFolder) -> Inspection:
 
 
 def inspect_component(opened: OpenedComponent) -> ComponentReport:
-    """One network: what its headers said, and the few tensors that the canary looks at."""
+    """One network: what its headers said, and the few tensors that checksums are compared with."""
     index, key_map, shapes = opened.index, opened.key_map, opened.shapes
     wanted = {source for entry in key_map.entries for source in entry.sources}
     findings = examine(
         opened.name,
         opened.partition,
-        tensors=read_tensors(index, key_map, {*PROBED[opened.name], *sampled(shapes)}),
+        tensors=read_tensors(index, key_map.entries, {*PROBED[opened.name], *sampled(shapes)}),
         original=opened.original,
         recorded=opened.recorded,
     )
@@ -99,3 +100,21 @@ def inspect_component(opened: OpenedComponent) -> ComponentReport:
         unused=len(set(index.tensors) - wanted),
         findings=(*findings, precision_finding(opened)),
     )
+
+
+def record(model: ModelFolder, rules: SizeRules = RELEASED_SIZES) -> None:
+    """Writes `h3serve.json` with the checksums of every network into each partition's folder, with its size rules.
+
+    The checkpoint has to be known to be good: later loads are compared with it. Every folder gets the transformers
+    of all partitions, so that an exchanged one is called by its name.
+    """
+    transformers = {key("transformer", name): _probes(model, "transformer", name) for name in model.partitions}
+    for name, place in model.partitions.items():
+        others = {component: _probes(model, component, name) for component in RECIPES if component != "transformer"}
+        write_probes(place.folder, transformers | others, rules)
+
+
+def _probes(model: ModelFolder, name: str, partition: Partition) -> Probes:
+    opened = open_component(model, name, partition)
+    tensors = read_tensors(opened.index, opened.key_map.entries, PROBED[name])
+    return {tensor: Probe.take(tensors[tensor]) for tensor in PROBED[name]}

@@ -16,8 +16,7 @@ import torch
 from h3serve.core.errors import CheckpointError
 from h3serve.core.limits import Partition
 from h3serve.models.key_map import KeyMap
-from h3serve.weights.files.name_list import some
-from h3serve.weights.files.tensor_index import TensorIndex
+from h3serve.weights.files.tensor_index import TensorIndex, some
 from h3serve.weights.formats.checksums import Probes, fault, key
 from h3serve.weights.formats.row_order import Opinion, gate_up_order, overall, qkv_order
 

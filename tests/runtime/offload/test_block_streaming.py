@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from h3serve.runtime.offload.block_streaming import Prefetcher, Streamed, empty, install, spread
+from h3serve.models.module_tensors import empty, set_tensors
+from h3serve.runtime.offload.block_streaming import Prefetcher, Streamed, spread
 from h3serve.runtime.offload.weight_store import FileStore, HostStore
 from tests.runtime.stores import block_groups, shapes, tiny_index, write_tiny
 
@@ -30,7 +31,7 @@ class Memory:
     """A store over a module's blocks that counts what is sent."""
 
     def __init__(self, blocks: nn.ModuleList) -> None:
-        from h3serve.runtime.offload.memory_buffers import Flat
+        from h3serve.weights.files.memory_buffers import Flat
 
         self.tensors = [{n: p.detach().clone() for n, p in block.named_parameters()} for block in blocks]
         self.flats = [Flat.of({n: (tuple(t.shape), t.dtype) for n, t in group.items()}) for group in self.tensors]
@@ -145,5 +146,5 @@ def test_install_and_empty_reach_nested_parameters() -> None:
     module = nn.Sequential(nn.Linear(2, 2))
     empty(module)
     assert module[0].weight.is_meta
-    install(module, {"0.weight": torch.ones(2, 2)})
+    set_tensors(module, {"0.weight": torch.ones(2, 2)})
     assert not module[0].weight.is_meta and module[0].bias.is_meta

@@ -9,9 +9,9 @@ import torch
 
 from h3serve.core.errors import CheckpointError
 from h3serve.models.key_map import Layout
-from h3serve.runtime.offload.memory_buffers import ALIGN, Flat, host_buffer
 from h3serve.runtime.offload.weight_store import FileStore, HostStore
-from h3serve.weights.files.stored_bytes import RawReader
+from h3serve.weights.files.memory_buffers import ALIGN, Flat, host_buffer
+from h3serve.weights.files.tensor_reader import TensorReader
 from tests.runtime.stores import block_groups, shapes, tiny_index, write_tiny
 
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ def test_groups_equal_the_loaded_network(tmp_path: Path, layout: Layout) -> None
             assert set(views) == set(block.state_dict())
             for name, value in block.state_dict().items():
                 assert torch.equal(views[name], value), name
-    assert files.bytes_read >= 2 * sum(p.nbytes for p in network.transformer.blocks.parameters())
+    assert files.reader.bytes_read >= 2 * sum(p.nbytes for p in network.transformer.blocks.parameters())
     files.close()
 
 
@@ -88,7 +88,7 @@ def test_a_kernel_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_weight_file_that_is_gone(tmp_path: Path) -> None:
     write_tiny(tmp_path)
-    tensor = next(iter(tiny_index(tmp_path).tensors.values()))
+    index = tiny_index(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="cannot be read: No such file"):
-        RawReader(1).read([(tensor, torch.empty(tensor.num_bytes, dtype=torch.uint8))])
+        TensorReader(index, [list(index.tensors)]).read(0, CPU)

@@ -16,7 +16,7 @@ from h3serve.weights.demo.demo_random import write_demo_checkpoint
 from h3serve.weights.files.checkpoint_folder import open_folder
 from h3serve.weights.files.tensor_index import read_index
 from h3serve.weights.formats.components import RECIPES
-from h3serve.weights.formats.networks import load_component
+from h3serve.weights.formats.load import load_component
 from h3serve.weights.formats.opened_component import open_component
 from h3serve.weights.formats.tokenizer_files import check_processor_files, load_tokenizer
 

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from h3serve.core.errors import CheckpointError
-from h3serve.weights.files.name_list import some
-from h3serve.weights.files.tensor_index import DTYPES, read_index, read_json
+from h3serve.weights.files.tensor_index import DTYPES, read_index, read_json, some
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 

@@ -14,10 +14,10 @@ from torch import nn
 
 from h3serve.core.errors import CheckpointError
 from h3serve.models.key_map import Entry, KeyMap, same, split_heads_interleaved, swap_halves
+from h3serve.models.module_tensors import check_complete
 from h3serve.weights.files.tensor_index import read_index
-from h3serve.weights.formats import load
 from h3serve.weights.formats.header_checks import check_stored
-from h3serve.weights.formats.load import check_complete, load_weights
+from h3serve.weights.formats.load import load_weights
 
 HEADS, HEAD_DIM, WIDTH, INNER = 3, 4, 5, 6
 
@@ -83,16 +83,12 @@ def write(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 2 * 4 * WIDTH, 2**20])
 @pytest.mark.parametrize("layout", ["original", "diffusers"])
 def test_every_value_in_its_place(
     layout: str,
-    chunk_bytes: int,
     state: dict[str, torch.Tensor],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(load, "CHUNK_BYTES", chunk_bytes)
     stored = original_file(state) if layout == "original" else diffusers_file(state)
     toy = meta_toy()
     load_weights(toy, read_index(write(tmp_path, stored)), key_map(layout))

@@ -20,12 +20,11 @@ from h3serve.pipeline.replica import shape_of
 from h3serve.runtime.machine import Machine
 from h3serve.runtime.offload import network_sizes as sizes
 from h3serve.weights.files.checkpoint_folder import open_folder
-from h3serve.weights.files.stored_bytes import RawReader
 from h3serve.weights.files.tensor_index import weight_files
-from h3serve.weights.formats import inspection, networks
+from h3serve.weights.files.tensor_reader import TensorReader
+from h3serve.weights.formats import inspection, load
 from h3serve.weights.formats.components import RECIPES
 from h3serve.weights.formats.inspection import inspect_model
-from h3serve.weights.formats.load import EntryReader
 from h3serve.weights.formats.opened_component import open_checkpoint, open_component
 from tests.paths import ROOT
 from tests.weights.faults import rewrite
@@ -131,8 +130,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: object) -> int:
         raise AssertionError("a tensor was read")
 
-    monkeypatch.setattr(RawReader, "read", read)
-    monkeypatch.setattr(EntryReader, "read", read)
+    monkeypatch.setattr(TensorReader, "read", read)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -194,7 +192,7 @@ def test_what_was_opened_is_not_opened_again(copy: Path, monkeypatch: pytest.Mon
     """Loading takes what the door gave: a config that changes meanwhile is not seen."""
     opened = open_component(open_folder(copy), "transformer", "fl2va")
     (copy / "transformer" / "config.json").unlink()
-    assert networks.load_component(opened, dtype=torch.float32).config == opened.config
+    assert load.load_component(opened, dtype=torch.float32).config == opened.config
     assert inspection.inspect_component(opened).tensors == len(opened.index.tensors)
 
 

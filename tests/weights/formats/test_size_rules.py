@@ -7,8 +7,7 @@ import pytest
 
 from h3serve.core.errors import CheckpointError
 from h3serve.core.geometry import RELEASED_SIZES, SizeRules
-from h3serve.weights.formats.checksums import FILE, write_probes
-from h3serve.weights.formats.size_rules import read_size_rules
+from h3serve.weights.formats.checksums import FILE, read_size_rules, write_probes
 
 SMALL = SizeRules(8192, 64, 64)
 

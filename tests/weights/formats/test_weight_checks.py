@@ -18,9 +18,9 @@ from h3serve.weights.files.checkpoint_folder import ModelFolder, open_folder
 from h3serve.weights.files.tensor_index import read_index
 from h3serve.weights.formats.checksums import FILE, PROBED, Probe, read_probes
 from h3serve.weights.formats.components import RECIPES
-from h3serve.weights.formats.networks import load_component
+from h3serve.weights.formats.inspection import record
+from h3serve.weights.formats.load import load_component
 from h3serve.weights.formats.opened_component import open_component
-from h3serve.weights.formats.record_checksums import record
 from h3serve.weights.formats.weight_checks import examine
 from tests.weights.faults import rewrite
 

@@ -5,13 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from h3serve.models.key_map import Entry
 from h3serve.runtime.parallel.process_group import ProcessGroup
 from h3serve.runtime.parallel.tensor_parallel import cut_denoiser
 from h3serve.weights.demo.demo_random import write_demo_checkpoint
 from h3serve.weights.files.checkpoint_folder import open_folder
-from h3serve.weights.files.rank_parts import Part
-from h3serve.weights.formats.load import EntryReader
-from h3serve.weights.formats.networks import load_component
+from h3serve.weights.files.tensor_index import TensorIndex
+from h3serve.weights.formats import load
+from h3serve.weights.formats.entry_rows import Part, runs_of
+from h3serve.weights.formats.load import load_component
 from h3serve.weights.formats.opened_component import open_component
 
 COUNT = 2
@@ -20,7 +22,6 @@ COUNT = 2
 def test_positions_are_taken_from_each_group() -> None:
     assert Part(0, 1, 2, groups=3).positions(12).tolist() == [2, 3, 6, 7, 10, 11]
     assert Part(0, 1, 2).positions(4).tolist() == [2, 3]
-    assert Part(1, 0, 4).whole((8, 3)) == (8, 12)
 
 
 @pytest.mark.parametrize("layout", ["original", "diffusers"])
@@ -30,14 +31,13 @@ def test_shares_put_together_are_the_whole(tmp_path: Path, layout: str, monkeypa
     model = open_folder(folder)
     whole = load_component(open_component(model, "transformer", "fl2va"), dtype=torch.float32).state_dict()
     parts: dict[str, Part] = {}
-    read = EntryReader.read
 
-    def note(self: EntryReader, entry: object, target: torch.Tensor, part: Part | None = None) -> None:
+    def note(entry: Entry, index: TensorIndex, part: Part | None = None) -> object:
         if part:
             parts[entry.target] = part
-        read(self, entry, target, part)
+        return runs_of(entry, index, part)
 
-    monkeypatch.setattr(EntryReader, "read", note)
+    monkeypatch.setattr(load, "runs_of", note)
     for index in range(COUNT):
         cut = cut_denoiser(ProcessGroup(range(COUNT), index))
         share = load_component(open_component(model, "transformer", "fl2va"), dtype=torch.float32, cut=cut).state_dict()
