@@ -20,11 +20,10 @@ from h3serve.weights.adapters.updates import Replacement, Update
 from h3serve.weights.files.checkpoint_folder import ModelFolder, open_folder
 from h3serve.weights.files.save import stored_tensors
 from h3serve.weights.files.tensor_index import TensorInfo
-from h3serve.weights.formats.checksums import FILE
+from h3serve.weights.formats.checksums import FILE, read_size_rules
+from h3serve.weights.formats.inspection import record
 from h3serve.weights.formats.load import read_tensors
 from h3serve.weights.formats.opened_component import OpenedComponent, open_component
-from h3serve.weights.formats.record_checksums import record
-from h3serve.weights.formats.size_rules import read_size_rules
 
 Strong = tuple[Update, float]  # an update and its strength
 
@@ -143,7 +142,7 @@ def _merged(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Stored tensors of the touched entries, merged, by the file's names and in its row order and dtype."""
     for entry in entries:
-        base = read_tensors(opened.index, opened.key_map, {entry.target})[entry.target]
+        base = read_tensors(opened.index, opened.key_map.entries, {entry.target})[entry.target]
         exact = merged_tensor(base, updates[entry.target])
         rounded = exact.to(base.dtype)
         if not torch.isfinite(rounded).all():

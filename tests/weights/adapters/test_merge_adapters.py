@@ -12,8 +12,7 @@ from h3serve.core.errors import CheckpointError
 from h3serve.weights.adapters.merge_adapters import merge_adapters
 from h3serve.weights.adapters.open_adapter import open_adapter
 from h3serve.weights.files.checkpoint_folder import open_folder
-from h3serve.weights.formats.load import read_tensors
-from h3serve.weights.formats.networks import load_component
+from h3serve.weights.formats.load import load_component, read_tensors
 from h3serve.weights.formats.opened_component import open_component
 
 QKV, FC1, HEAD = "blocks.2.attn.qkv_proj", "blocks.0.mlp.fc1", "final_layer.video_out"
@@ -27,7 +26,7 @@ def factors(name: str, rows: int, columns: int, seed: int, size: float = 0.1) ->
 
 def weights(folder: Path, target: str) -> torch.Tensor:
     opened = open_component(open_folder(folder), "transformer", "fl2va")
-    return read_tensors(opened.index, opened.key_map, {target})[target]
+    return read_tensors(opened.index, opened.key_map.entries, {target})[target]
 
 
 @pytest.mark.parametrize("layout", ["original", "diffusers"])
