@@ -120,6 +120,17 @@ def test_a_broken_file(label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert str(caught.value).startswith(str(tmp_path / "a.safetensors")) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_one_number_that_is_none(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Wherever it is; factors of every floating dtype are read."""
+    for name, row in ((A, 0), (A, 1), (B, HIDDEN - 1)):
+        tensors = {n: value.to(dtype) for n, value in good().items()}
+        assert opened(tmp_path, tensors).layers == 1
+        tensors[name].view(-1)[row * tensors[name].shape[1]] = torch.nan
+        with pytest.raises(CheckpointError, match=f"{name} holds numbers that are not finite"):
+            opened(tmp_path, tensors)
+
+
 def test_files_that_are_no_adapters(tmp_path: Path) -> None:
     cases = {
         "empty.safetensors": (b"", "cut off"),
