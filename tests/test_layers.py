@@ -12,14 +12,15 @@ PACKAGE = ROOT / "h3serve"
 # folder -> h3serve folders it may import (its own is always allowed)
 MAY_IMPORT = {
     "core": set(),
-    "media": {"core"},
+    "system": set(),
+    "media": {"core", "system"},
     "models": {"core"},
-    "weights": {"core", "models"},
-    "runtime": {"core", "models", "weights"},
-    "pipeline": {"core", "media", "models", "weights", "runtime"},
-    "service": {"core", "media"},
+    "weights": {"core", "system", "models"},
+    "runtime": {"core", "system", "models", "weights"},
+    "pipeline": {"core", "system", "media", "models", "weights", "runtime"},
+    "service": {"core", "system", "media"},
     "guard": {"core", "media", "pipeline"},
-    "cli": {"core", "media", "models", "weights", "runtime", "pipeline", "service", "guard"},
+    "cli": {"core", "system", "media", "models", "weights", "runtime", "pipeline", "service", "guard"},
 }
 # Inside a folder: its sub-rooms, and the files beside them, each of which imports only from those before it.
 ORDER = {
@@ -50,7 +51,7 @@ ORDER = {
     "service": ("service_settings", "json_logs", "jobs", "prometheus_metrics", "workers", "http"),
 }
 EXTRA = {"service/workers/worker.py": {"pipeline"}}
-NO_TORCH = {"core", "media", "service"}
+NO_TORCH = {"core", "system", "media", "service"}
 TORCH_ALLOWED = {"service/workers/worker.py"}
 HEAVY = {"torch", "transformers", "diffusers"}
 NEVER_ANYWHERE = {"diffusers"}

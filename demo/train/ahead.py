@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import signal
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any, TypeVar
 
-import torch.multiprocessing
+from h3serve.system.parent_death import end_with_parent
 
 T = TypeVar("T")
 WAITING = 8  # results that are made before they are asked for
@@ -28,7 +27,8 @@ def made_ahead(function: Callable[[int], T], start: int, workers: int) -> Genera
         yield from map(function, itertools.count(start))
     key = len(_functions)
     _functions[key] = function
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), initializer=_end_with_parent)
+    # A process that outlived its parent would keep the GPU's memory.
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), initializer=end_with_parent)
     waiting: deque[Future[T]] = deque()
     try:
         for number in itertools.count(start):
@@ -41,8 +41,3 @@ def made_ahead(function: Callable[[int], T], start: int, workers: int) -> Genera
 
 def _call(key: int, number: int) -> Any:
     return _functions[key](number)
-
-
-def _end_with_parent() -> None:
-    """A process that outlived its parent would keep the GPU's memory."""
-    torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGKILL)  # type: ignore[attr-defined]

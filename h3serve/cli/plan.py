@@ -85,7 +85,8 @@ def _machine(device_gib: float | None, host_gib: float | None) -> Machine | None
     """The machine that was described, or this one if it has a GPU."""
     import torch
 
-    from h3serve.runtime.machine import Machine, host_memory, measure
+    from h3serve.runtime.machine import Machine, measure
+    from h3serve.system.host_memory import host_memory
 
     if device_gib is None and not torch.cuda.is_available():
         return None

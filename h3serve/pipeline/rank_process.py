@@ -18,7 +18,8 @@ from h3serve.pipeline.generator import Generator
 from h3serve.pipeline.replica import STOP, UPDATE, Member, share_of
 from h3serve.runtime.parallel.parallel_layout import Shape
 from h3serve.runtime.parallel.process_group import Ranks
-from h3serve.runtime.parallel.rank_launch import arrive, end_with_parent
+from h3serve.runtime.parallel.rank_launch import arrive
+from h3serve.system.parent_death import end_with_parent
 
 log = logging.getLogger("h3serve.follower")
 

@@ -20,10 +20,10 @@ from typing import Literal
 import torch
 
 from h3serve.core.estimate_work import GIB
-from h3serve.runtime.machine import host_memory
 from h3serve.runtime.parallel import joint_request
 from h3serve.runtime.parallel.process_group import COLLECTIVE_TIMEOUT, MEET_TIMEOUT, own_environment
 from h3serve.runtime.parallel.rank_launch import START_S
+from h3serve.system.host_memory import host_memory
 
 MIB = 2**20
 SHM = Path("/dev/shm")

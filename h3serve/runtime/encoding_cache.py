@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from h3serve.runtime.checkpoint_identity import Identities
+from h3serve.system.disk_files import trim, whole_file
 from h3serve.weights.files.tensor_index import TensorIndex
 
 log = logging.getLogger(__name__)
@@ -138,22 +138,12 @@ class EncodingCache:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             whole = {key: value.contiguous() for key, value in tensors.items()}
-            with tempfile.TemporaryDirectory(prefix=".encoding-", dir=self._folder) as scratch:
-                file = Path(scratch) / f"{name}.safetensors"
-                save_file(whole, file, {"checksum": _checksum(whole)})
-                file.chmod(0o600)  # what was asked for is nobody else's affair
-                file.replace(self._folder / file.name)
-            self._trim()
+            # Private: what was asked for is nobody else's affair.
+            with whole_file(self._folder / f"{name}.safetensors", mode=0o600, sync=False) as part:
+                save_file(whole, part, {"checksum": _checksum(whole)})
+            trim(self._files(), self._disk_limit)
         except (OSError, SafetensorError) as error:  # a full disk costs time, not the request
             log.warning("an encoding could not be kept on disk: %s", error)
-
-    def _trim(self) -> None:
-        files = sorted(self._files(), key=lambda path: path.stat().st_mtime)
-        total = sum(path.stat().st_size for path in files)
-        for path in files:
-            if total > self._disk_limit:
-                total -= path.stat().st_size
-                path.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:
         return list(self._folder.glob("*.safetensors")) if self._folder and self._folder.is_dir() else []

@@ -27,7 +27,6 @@ from h3serve.runtime.adaln.rebuild import Projections
 from h3serve.runtime.adaln.sidecar import Origin, SidecarFolder
 from h3serve.runtime.adaln.table_keys import TableShape
 from h3serve.runtime.checkpoint_identity import identities_in, maker_of
-from h3serve.runtime.machine import host_memory
 from h3serve.runtime.offload.placement import (
     Mode,
     OffloadedNetwork,
@@ -39,6 +38,7 @@ from h3serve.runtime.offload.placement import (
     held_by,
 )
 from h3serve.runtime.offload.weight_store import FileStore
+from h3serve.system.host_memory import host_memory
 from h3serve.weights.formats.entry_rows import Cut
 from h3serve.weights.formats.inspection import inspect_component
 from h3serve.weights.formats.load import check_loaded, load_component

@@ -9,10 +9,9 @@ MP4 has its own file (writer.py). The path decides the form:
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +22,7 @@ from PIL import Image
 
 from h3serve.core.errors import OutputError, RequestError
 from h3serve.core.geometry import SAMPLE_RATE
+from h3serve.system.disk_files import whole_file
 
 OutputKind = Literal["mp4", "wav", "npz", "frames"]
 SUFFIXES: dict[str, OutputKind] = {".mp4": "mp4", ".wav": "wav", ".npz": "npz"}
@@ -86,42 +86,12 @@ def _check_folder(target: Path, field: str = "out") -> None:
 
 @contextmanager
 def replacing(target: str | Path) -> Iterator[Path]:
-    """A name beside `target` to write a file or folder under; it becomes `target` on success only.
-
-    After any exception (cancellation and Ctrl-C included) nothing of it remains and an older
-    `target` is untouched. Raises OutputError for a failing disk.
-    """
-    final, part = Path(target).absolute(), None
+    """Yields a name beside `target` as `whole_file` does; OutputError for a failing disk."""
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{final.name[:80]}.", suffix=".part", dir=final.parent)
-        part = Path(name)
-        os.close(handle)
-        yield part
-        _publish(part, final)
+        with whole_file(Path(target)) as part:
+            yield part
     except OSError as error:
-        raise OutputError(f"{final.name} could not be written: {error.strerror}") from error
-    finally:
-        if part is not None:
-            _remove(part)
-
-
-def _publish(part: Path, final: Path) -> None:
-    if part.is_file():
-        # mkstemp makes private files; a result has the rights any new file of this user has.
-        mask = os.umask(0)
-        os.umask(mask)
-        part.chmod(0o666 & ~mask)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-    part.replace(final)
-
-
-def _remove(part: Path) -> None:
-    if part.is_dir():
-        shutil.rmtree(part, ignore_errors=True)
-    else:
-        with suppress(FileNotFoundError):
-            part.unlink()
+        raise OutputError(f"{Path(target).absolute().name} could not be written: {error.strerror}") from error
 
 
 def check_wave(wave: Wave) -> Wave:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +30,7 @@ from h3serve.runtime.adaln.table_keys import (
     schedule_digest,
     timesteps_of,
 )
+from h3serve.system.disk_files import trim, whole_file
 
 log = logging.getLogger(__name__)
 
@@ -149,11 +149,10 @@ class SidecarFolder:
         """A file with these keys, whole or not at all; `fill` writes a key's pages."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{schedule_digest(keys)}.safetensors"
-        with tempfile.TemporaryDirectory(prefix=".adaln-", dir=self.folder) as scratch:
-            whole = Path(scratch) / path.name
-            save_file(_tensors(distinct(keys), self.origin, fill), whole, self.origin.metadata)
-            whole.replace(path)
-        self._trim(keep=path)
+        with whole_file(path, sync=False) as part:
+            save_file(_tensors(distinct(keys), self.origin, fill), part, self.origin.metadata)
+        trim(self.folder.glob("*.safetensors"), self._limit, keep=path)
+        self._files.pop(path, None)
         return path
 
     def _look(self) -> None:
@@ -164,15 +163,6 @@ class SidecarFolder:
             if isinstance(opened, CheckpointError):
                 log.warning("%s; it is not used", opened)
             self._files[path] = None if isinstance(opened, CheckpointError) else opened
-
-    def _trim(self, keep: Path) -> None:
-        files = sorted(self.folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
-        total = sum(path.stat().st_size for path in files)
-        for path in files:
-            if total > self._limit and path != keep:
-                total -= path.stat().st_size
-                path.unlink(missing_ok=True)
-        self._files.pop(keep, None)
 
 
 def _opened(path: Path, origin: Origin) -> Sidecar | CheckpointError:

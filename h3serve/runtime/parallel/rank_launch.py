@@ -5,9 +5,7 @@ Each is a fresh interpreter that ends with this process, however that ends.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import signal
 import subprocess
 import sys
 import threading
@@ -22,7 +20,6 @@ from h3serve.core.errors import WorkerError
 
 START_S = 300.0  # importing torch on a busy host
 END_S = 10.0
-_PR_SET_PDEATHSIG = 1
 
 
 class RankProcesses:
@@ -82,12 +79,6 @@ class RankProcesses:
 def arrive(store: TCPStore, rank: int) -> None:
     """Tell the first rank that this one is there."""
     store.set(_arrived(rank), "here")
-
-
-def end_with_parent() -> None:
-    """Linux ends this process when the thread that started it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _arrived(rank: int) -> str:

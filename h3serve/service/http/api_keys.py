@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from h3serve.core.errors import H3Error
+from h3serve.system.disk_files import whole_file
 
 _PREFIX = "h3-"
 
@@ -100,8 +101,6 @@ def add_key(path: Path, name: str, *, is_admin: bool = False) -> str:
         raise H3Error(f"the key needs a name that is not in {path} yet")
     key = _PREFIX + secrets.token_urlsafe(32)
     entries = [*map(asdict, callers), asdict(Caller(name, hash_key(key), is_admin=is_admin))]
-    part = path.with_name(path.name + ".part")
-    part.touch(mode=0o600)
-    part.write_text(json.dumps(entries, indent=1) + "\n")
-    part.rename(path)
+    with whole_file(path, mode=0o600) as part:
+        part.write_text(json.dumps(entries, indent=1) + "\n")
     return key

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from h3serve.core.errors import H3Error
 from h3serve.service.jobs.job import Job, Json
+from h3serve.system.disk_files import flush, whole_file
 
 log = logging.getLogger("h3serve.folder")
 RESULT = "result.json"
@@ -176,12 +177,8 @@ def read_result(attempt: Path) -> Json | None:
 
 def write_result(attempt: Path, result: Json) -> None:
     """Declare an attempt whole: last and atomically."""
-    partial = attempt / f"{RESULT}.partial"
-    with partial.open("w") as file:
-        json.dump(result, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(attempt / RESULT)
+    with whole_file(attempt / RESULT) as part:
+        part.write_text(json.dumps(result))
     flush(attempt)
 
 
@@ -191,15 +188,6 @@ def check_free(folder: Path, least: int) -> None:
         folder = folder.parent
     if shutil.disk_usage(folder).free < least:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def flush(path: Path) -> None:
-    """Make a file or folder survive power loss."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 _BYTES = 64 * 2**20

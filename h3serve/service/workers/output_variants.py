@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 import av
 
 from h3serve.media.write.mp4_writer import MUXER
 from h3serve.service.jobs.job import Json
+from h3serve.system.disk_files import flush
 
 NAMES = {"video": "video.mp4", "audio": "audio.m4a", "thumbnail": "thumbnail.jpg"}
 TYPES = {"video": "video/mp4", "audio": "audio/mp4", "thumbnail": "image/jpeg"}
 _THUMBNAIL_SIDE = 480
-_CHUNK = 1 << 20
 
 
 def write_variants(video: Path) -> None:
@@ -49,11 +48,9 @@ def _copy_sound(video: Path, target: Path) -> None:
 
 
 def _describe(variant: str, path: Path) -> Json:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-        os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256")
+    flush(path)
     return {
         "name": path.name,
         "bytes": path.stat().st_size,

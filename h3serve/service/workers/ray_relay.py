@@ -24,7 +24,7 @@ from h3serve.service.json_logs import start_logs
 from h3serve.service.workers.channel import Channel, Closed
 from h3serve.service.workers.messages import Beat, Load, LoadFailed
 from h3serve.service.workers.ray_worker import Host
-from h3serve.service.workers.worker_loop import die_with_parent
+from h3serve.system.parent_death import end_with_parent
 
 log = logging.getLogger("h3serve.ray")
 TOKEN_BYTES = 32
@@ -39,7 +39,7 @@ def ray_command(cluster: str) -> tuple[str, ...]:
 
 def main(cluster: str, module: str, number: str) -> int:
     """Be a worker until it or the server ends; the exit code."""
-    die_with_parent()
+    end_with_parent()
     start_logs()
     server = Channel(socket.socket(fileno=int(number)))
     load = server.receive()

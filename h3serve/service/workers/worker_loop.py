@@ -6,7 +6,6 @@ beater tells the server that the process still answers. A worker without its ser
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import os
@@ -47,9 +46,9 @@ from h3serve.service.workers.messages import (
     UpdateRefused,
 )
 from h3serve.service.workers.output_variants import NAMES, keep_files, write_variants
+from h3serve.system.parent_death import end_with_parent
 
 log = logging.getLogger("h3serve.worker")
-_PR_SET_PDEATHSIG = 1
 _LOOK_S = 1.0  # how often an idle worker asks whether its engine is whole
 
 # (stage, step, steps, seconds left or None); raising from it stops the generation.
@@ -91,16 +90,10 @@ class Engine(Protocol):
 
 def main(build: Callable[[Json], Engine]) -> None:
     """Serve jobs over the inherited socket whose number is the first argument."""
-    die_with_parent()
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when a worker ends
     start_logs()
     Worker(Channel(socket.socket(fileno=int(sys.argv[1])))).serve(build)
-
-
-def die_with_parent() -> None:
-    """Linux ends this process when the thread that started it ends, however it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Worker:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from h3serve.service.workers.channel import Channel, Closed
 from h3serve.service.workers.messages import Load
+from h3serve.system.host_memory import oom_kills
 
 COMMAND = (sys.executable, "-m", "h3serve.service.workers.worker")
 _REAP_S = 5.0  # a killed process may need longer: for large pinned memory, or for good in a driver that hangs
@@ -99,12 +100,3 @@ def _exit_words(code: int) -> str:
     if code < 0:
         return f"the worker died of {signal.Signals(-code).name}"
     return f"the worker exited with code {code}"
-
-
-def oom_kills() -> int:
-    """How many processes of this control group the kernel has killed for memory; 0 if unknown."""
-    try:
-        lines = Path("/sys/fs/cgroup/memory.events").read_text().splitlines()
-        return int(dict(line.split() for line in lines).get("oom_kill", 0))
-    except (OSError, ValueError):
-        return 0

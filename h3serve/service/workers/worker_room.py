@@ -11,12 +11,8 @@ from pathlib import Path
 from h3serve.core.errors import CapacityError, RequestError
 from h3serve.core.estimate_memory import gib
 from h3serve.service.jobs.error_replies import Refusal
+from h3serve.system.host_memory import host_memory
 
-_GROUP_ROOT = Path("/sys/fs/cgroup")
-_GROUPS = (  # of a container, version 2 and 1
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
 _MARGIN = 0.1  # of the machine's memory, for everything else on it
 
 
@@ -48,7 +44,7 @@ def check_memory(more: int, *, loaded: int) -> None:
     sizes = _worker_bytes()
     if not loaded or not sizes:
         raise Refusal(409, "no worker has loaded yet, so what one takes is not known; ask again", code="not_ready")
-    total, free = _memory()
+    total, free = host_memory()
     each = max(sizes)
     growing = sum(each - size for size in sorted(sizes)[: max(0, len(sizes) - loaded)])
     usable = int(free - growing - _MARGIN * total)
@@ -90,16 +86,3 @@ def _worker_bytes() -> list[int]:
             except OSError:  # it has just ended
                 continue
     return sizes
-
-
-def _memory() -> tuple[int, int]:
-    """(total, available) bytes: the machine's, or less where this process's control group has a bound."""
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    total, free = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    for limit, used in _GROUPS:
-        try:
-            bound = int((_GROUP_ROOT / limit).read_text())
-            total, free = min(total, bound), min(free, bound - int((_GROUP_ROOT / used).read_text()))
-        except (OSError, ValueError):  # no such version, or no bound ("max")
-            continue
-    return total, free

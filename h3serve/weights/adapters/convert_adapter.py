@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from h3serve.core.errors import CheckpointError
+from h3serve.system.disk_files import whole_file
 from h3serve.weights.adapters.adapter_alpha import PEFT_HEADER
 from h3serve.weights.adapters.adapter_grammar import PEFT_CONFIG
 from h3serve.weights.adapters.adapter_layers import BIAS, AdapterLayers, Layer
@@ -52,11 +53,9 @@ def convert_adapter(adapter: Adapter, layers: AdapterLayers, form: Form, out: Pa
 
 
 def _save(tensors: Mapping[str, torch.Tensor], out: Path, header: dict[str, str]) -> None:
-    """Under another name first, so that a file of this name is whole."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_name(out.name + ".part")
-    save_file({name: value.clone() for name, value in tensors.items()}, part, header)  # thirds share their A
-    part.rename(out)
+    with whole_file(out) as part:
+        save_file({name: value.clone() for name, value in tensors.items()}, part, header)  # thirds share their A
 
 
 # Layer by layer, q, k and v apart.

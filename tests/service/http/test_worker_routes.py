@@ -14,7 +14,7 @@ from h3serve.service.http.app import make_app
 from h3serve.service.jobs.data_folder import DataFolder
 from h3serve.service.jobs.error_replies import Refusal
 from h3serve.service.jobs.job_store import JobStore
-from h3serve.service.workers.worker_room import _memory, check_memory
+from h3serve.service.workers.worker_room import check_memory
 from tests.service.client import client_of, context_of, live, wait_for
 
 
@@ -118,7 +118,7 @@ def test_devices_and_counts_that_cannot_be(
 def test_memory_bounds_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of 6 GiB on 64 GiB, of which 30 are free and 6.4 stay so: 23.6 GiB are three more, not four."""
     gib = 2**30
-    monkeypatch.setattr("h3serve.service.workers.worker_room._memory", lambda: (64 * gib, 30 * gib))
+    monkeypatch.setattr("h3serve.service.workers.worker_room.host_memory", lambda: (64 * gib, 30 * gib))
     monkeypatch.setattr("h3serve.service.workers.worker_room._worker_bytes", lambda: [6 * gib])
     check_memory(3, loaded=1)
     with pytest.raises(CapacityError, match="4 more workers need 24.00 GiB .* each 6.00 GiB .* 23.60 GiB are usable"):
@@ -130,15 +130,6 @@ def test_memory_bounds_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
         check_memory(4, loaded=1)
     with pytest.raises(Refusal, match="no worker has loaded yet"):
         check_memory(1, loaded=0)
-
-
-def test_the_bound_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("h3serve.service.workers.worker_room._GROUP_ROOT", tmp_path)
-    (tmp_path / "memory.max").write_text(f"{2**20}\n")
-    (tmp_path / "memory.current").write_text(f"{2**19}\n")
-    assert _memory() == (2**20, 2**19)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert _memory()[0] > 2**20
 
 
 def test_as_many_as_at_the_start_come_back_whatever_has_loaded(store: JobStore, folder: DataFolder) -> None:

@@ -190,7 +190,7 @@ def test_the_replica_ends_with_the_place_of_any_rank() -> None:
 def relay(monkeypatch: pytest.MonkeyPatch, connect: Any) -> list[Message]:
     """What a server hears of a relay whose cluster is `connect`, until the relay ends."""
     monkeypatch.setattr(ray_relay, "connect", connect)
-    monkeypatch.setattr(ray_relay, "die_with_parent", lambda: None)
+    monkeypatch.setattr(ray_relay, "end_with_parent", lambda: None)
     monkeypatch.setattr(ray_relay, "start_logs", lambda: None)
     monkeypatch.setattr(ray_relay, "_LOOK_S", 0.05)
     ours, theirs = socket.socketpair()
