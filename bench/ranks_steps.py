@@ -23,7 +23,7 @@ from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.packing import pack
 from h3serve.pipeline.predict import prepare_static
 from h3serve.pipeline.schedule import Schedule, all_step_times, sigma_grid
-from h3serve.runtime.adaln.scheduled_tables import Scheduled
+from h3serve.runtime.adaln.modulation_tables import Scheduled
 from h3serve.runtime.parallel.sharding import RankShare
 from h3serve.runtime.parallel.tensor_parallel import cut_denoiser, part_of_state
 

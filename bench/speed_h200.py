@@ -33,9 +33,8 @@ from h3serve.models.transformer.modulation import ModulationNetwork
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.generator import Generator
 from h3serve.pipeline.schedule import default_times
+from h3serve.runtime.adaln.modulation_tables import Direct, Scheduled, Steps, key_of
 from h3serve.runtime.adaln.rebuild import projections_of
-from h3serve.runtime.adaln.scheduled_tables import Direct, Scheduled, Steps
-from h3serve.runtime.adaln.table_keys import key_of
 from h3serve.weights.demo import demo_sizes
 from h3serve.weights.demo.demo_tokenizer import build_tokenizer
 from h3serve.weights.formats.released_sizes import RELEASED

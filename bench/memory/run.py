@@ -22,8 +22,8 @@ from h3serve.pipeline.schedule import default_times
 from h3serve.runtime.adaln.adaln_cache import AdaLN
 from h3serve.runtime.adaln.device_slab import Slab
 from h3serve.runtime.adaln.host_pages import PageCache
+from h3serve.runtime.adaln.modulation_tables import TableShape, distinct, key_of, timesteps_of
 from h3serve.runtime.adaln.rebuild import projections_of
-from h3serve.runtime.adaln.table_keys import TableShape, distinct, key_of, timesteps_of
 from h3serve.weights.demo import demo_sizes
 from h3serve.weights.demo.demo_tokenizer import build_tokenizer
 from h3serve.weights.formats.released_sizes import RELEASED

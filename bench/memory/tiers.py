@@ -23,9 +23,9 @@ from h3serve.pipeline.schedule import default_times
 from h3serve.runtime.adaln.adaln_cache import AdaLN
 from h3serve.runtime.adaln.device_slab import Slab
 from h3serve.runtime.adaln.host_pages import PageCache
+from h3serve.runtime.adaln.modulation_tables import TableShape
 from h3serve.runtime.adaln.rebuild import Projections
 from h3serve.runtime.adaln.sidecar import Origin, SidecarFolder
-from h3serve.runtime.adaln.table_keys import TableShape
 from h3serve.runtime.checkpoint_identity import Identities, maker_of
 from h3serve.weights.files import memory_buffers
 from h3serve.weights.files.tensor_index import read_index

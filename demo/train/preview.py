@@ -24,7 +24,7 @@ from h3serve.pipeline.packing import pack, rows_to_video, video_to_rows
 from h3serve.pipeline.predict import make_predict, prepare_static
 from h3serve.pipeline.schedule import Schedule, all_step_times, sigma_grid
 from h3serve.pipeline.solver import denoise
-from h3serve.runtime.adaln.scheduled_tables import Direct
+from h3serve.runtime.adaln.modulation_tables import Direct
 from h3serve.weights.demo.demo_sizes import SHIFTS
 
 STEPS = 20

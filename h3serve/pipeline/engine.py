@@ -29,7 +29,7 @@ from h3serve.models.video_vae.tile_batches import tiles_of
 from h3serve.models.video_vae.video_vae import VideoVAE, to_compute_dtype
 from h3serve.pipeline.schedule import default_times
 from h3serve.runtime.adaln.adaln_cache import AdaLN
-from h3serve.runtime.adaln.scheduled_tables import Direct, ModulationSource
+from h3serve.runtime.adaln.modulation_tables import Direct, ModulationSource
 from h3serve.runtime.checkpoint_identity import identities_in, maker_of
 from h3serve.runtime.encoding_cache import EncodingCache, folder_for
 from h3serve.runtime.loading import How, build_tiers, place

@@ -12,7 +12,7 @@ from h3serve.pipeline.intermediates import Intermediates
 from h3serve.pipeline.packing import PackedLayout
 from h3serve.pipeline.schedule import StepTimes
 from h3serve.pipeline.solver import Predict
-from h3serve.runtime.adaln.scheduled_tables import Scheduled
+from h3serve.runtime.adaln.modulation_tables import Scheduled
 
 
 def prepare_static(transformer: Transformer, text_states: Tensor, layout: PackedLayout) -> StaticInputs:

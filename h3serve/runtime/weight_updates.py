@@ -20,8 +20,8 @@ from h3serve.models.kernels.float8_linear import Float8Linear
 from h3serve.models.key_map import Entry
 from h3serve.models.transformer.denoiser import PREFIX, Denoiser, is_projection, param_dtype
 from h3serve.runtime.adaln.adaln_cache import AdaLN
+from h3serve.runtime.adaln.modulation_tables import TableShape
 from h3serve.runtime.adaln.rebuild import Projections
-from h3serve.runtime.adaln.table_keys import TableShape
 from h3serve.runtime.loading import open_sidecars
 from h3serve.runtime.offload.placement import OffloadedNetwork, Placement, from_files, held_by
 from h3serve.runtime.offload.weight_store import FileStore

@@ -10,8 +10,8 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
+from h3serve.runtime.adaln.modulation_tables import TableShape, key_of
 from h3serve.runtime.adaln.sidecar import Origin, SidecarFolder
-from h3serve.runtime.adaln.table_keys import TableShape, key_of
 from h3serve.runtime.encoding_cache import EncodingCache, digest_of
 from h3serve.service.http.api_keys import KeyRing, read_keys
 from h3serve.service.jobs.claim import claim

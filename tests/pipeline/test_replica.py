@@ -23,7 +23,7 @@ from h3serve.models.transformer.transformer import Transformer
 from h3serve.pipeline.engine import load_engine
 from h3serve.pipeline.generation_progress import Progress
 from h3serve.pipeline.replica import Member
-from h3serve.runtime.adaln.scheduled_tables import ModulationSource, Scheduled
+from h3serve.runtime.adaln.modulation_tables import ModulationSource, Scheduled
 from h3serve.runtime.parallel.parallel_layout import Shape
 from h3serve.runtime.parallel.process_group import Ranks
 from h3serve.runtime.parallel.sharding import RankShare

@@ -13,10 +13,9 @@ from h3serve.models.transformer.modulation import ModulationNetwork
 from h3serve.runtime.adaln.adaln_cache import AdaLN
 from h3serve.runtime.adaln.device_slab import Slab
 from h3serve.runtime.adaln.host_pages import PageCache
+from h3serve.runtime.adaln.modulation_tables import Scheduled, TableShape
 from h3serve.runtime.adaln.rebuild import Projections, projections_of
-from h3serve.runtime.adaln.scheduled_tables import Scheduled
 from h3serve.runtime.adaln.sidecar import Origin, SidecarFolder
-from h3serve.runtime.adaln.table_keys import TableShape
 from h3serve.runtime.checkpoint_identity import Identities
 from tests.models.tiny_transformer import TINY
 from tests.runtime.stores import tiny_index

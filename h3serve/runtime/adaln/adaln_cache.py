@@ -19,10 +19,9 @@ from safetensors import SafetensorError
 from h3serve.models.transformer.modulation import ModulationNetwork
 from h3serve.runtime.adaln.device_slab import Slab, Slots
 from h3serve.runtime.adaln.host_pages import PageCache
+from h3serve.runtime.adaln.modulation_tables import Key, Pages, Scheduled, Steps, count_of, distinct, key_of
 from h3serve.runtime.adaln.rebuild import Projections, rebuild
-from h3serve.runtime.adaln.scheduled_tables import Scheduled, Steps
 from h3serve.runtime.adaln.sidecar import Sidecar, SidecarFolder
-from h3serve.runtime.adaln.table_keys import Key, Pages, count_of, distinct, key_of
 from h3serve.weights.files import memory_buffers
 
 log = logging.getLogger(__name__)

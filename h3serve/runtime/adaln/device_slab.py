@@ -15,7 +15,7 @@ import torch
 from h3serve.core.errors import CapacityError
 from h3serve.models.transformer.modulation import Modulation
 from h3serve.models.transformer.transformer_config import VECTORS
-from h3serve.runtime.adaln.table_keys import Key, Page, TableShape, count_of
+from h3serve.runtime.adaln.modulation_tables import Key, Page, TableShape, count_of
 
 Slots = tuple[int, ...]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from h3serve.runtime.adaln.table_keys import Key, Page, Pages, TableShape, count_of, distinct
+from h3serve.runtime.adaln.modulation_tables import Key, Page, Pages, TableShape, count_of, distinct
 from h3serve.weights.files import memory_buffers
 
 Schedule = frozenset[Key]

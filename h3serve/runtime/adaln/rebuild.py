@@ -15,7 +15,7 @@ from torch import nn
 from h3serve.models.key_map import Entry, KeyMap
 from h3serve.models.transformer.denoiser import PREFIX, is_projection
 from h3serve.models.transformer.modulation import ModulationNetwork, Modulator
-from h3serve.runtime.adaln.table_keys import Key, timesteps_of
+from h3serve.runtime.adaln.modulation_tables import Key, timesteps_of
 from h3serve.runtime.offload.block_streaming import Prefetcher, Streamed
 from h3serve.runtime.offload.weight_store import FileStore
 from h3serve.weights.files.tensor_index import TensorIndex

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from h3serve.core.errors import CheckpointError
-from h3serve.runtime.adaln.table_keys import (
+from h3serve.runtime.adaln.modulation_tables import (
     Key,
     Pages,
     TableShape,

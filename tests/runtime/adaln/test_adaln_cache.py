@@ -9,7 +9,7 @@ import torch
 from h3serve.core.errors import CapacityError, CheckpointError
 from h3serve.models.transformer.denoiser import Denoiser
 from h3serve.runtime.adaln import adaln_cache, rebuild
-from h3serve.runtime.adaln.scheduled_tables import Direct
+from h3serve.runtime.adaln.modulation_tables import Direct
 from tests.runtime.stores import write_tiny
 from tests.runtime.tiers import check, raising, schedule, tiers
 

@@ -6,7 +6,7 @@ import torch
 
 from h3serve.core.errors import CapacityError
 from h3serve.runtime.adaln.device_slab import Slab
-from h3serve.runtime.adaln.table_keys import Key, TableShape, key_of, schedule_digest, timesteps_of
+from h3serve.runtime.adaln.modulation_tables import Key, TableShape, key_of, schedule_digest, timesteps_of
 
 SHAPE = TableShape(layers=2, hidden=4)
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from h3serve.runtime.adaln.host_pages import PageCache, page_count
-from h3serve.runtime.adaln.table_keys import Key, Pages, TableShape, key_of, timesteps_of
+from h3serve.runtime.adaln.modulation_tables import Key, Pages, TableShape, key_of, timesteps_of
 
 SHAPE = TableShape(layers=1, hidden=2)
 

@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 
 from h3serve.core.errors import CheckpointError
+from h3serve.runtime.adaln.modulation_tables import Key, Pages, TableShape, key_of
 from h3serve.runtime.adaln.sidecar import Origin, SidecarFolder, read_sidecar
-from h3serve.runtime.adaln.table_keys import Key, Pages, TableShape, key_of
 
 SHAPE = TableShape(layers=2, hidden=4)
 ORIGIN = Origin("fl2va", "0" * 32, "cpu test, torch 0", SHAPE, torch.bfloat16)
