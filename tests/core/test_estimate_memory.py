@@ -6,7 +6,7 @@ import pytest
 from h3serve.core import segments
 from h3serve.core.errors import CapacityError
 from h3serve.core.estimate_memory import Capacity, Tiles, encoding_bytes, work_of
-from h3serve.core.estimate_work import GIB, RELEASED_MODEL
+from h3serve.core.estimate_work import GIB, RELEASED_MODEL, ModelSize, step_bytes
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
 
@@ -81,3 +81,10 @@ def test_it_travels_as_json() -> None:
     again.check(plan(4))
     with pytest.raises(CapacityError):
         again.check(plan(15))
+
+
+@pytest.mark.parametrize(("inner", "ffn", "widest"), [(16, 4, 4 * 16), (16, 100, 3 * 100), (12, 16, 48)])
+def test_a_block_s_widest_moment_is_in_attention_or_in_the_mlp(inner: int, ffn: int, widest: int) -> None:
+    """Four residual-wide values a row, and q, k, v and what attention gives, or both inner widths and their product."""
+    model = ModelSize(hidden=8, inner=inner, ffn=ffn, value_bytes=4)
+    assert step_bytes(10, model) == 10 * (4 * 8 + widest) * 4

@@ -77,3 +77,10 @@ def test_ratios(text: str, ratio: float) -> None:
 def test_ratios_that_are_refused(text: str) -> None:
     with pytest.raises(RequestError, match="aspect_ratio"):
         g.parse_ratio(text)
+
+
+def test_a_small_checkpoint_s_rules_hold_for_every_medium() -> None:
+    """At 4:3 an area of 160 x 128 caps a short edge of 192 to (165.2, 123.9); then come multiples of 32."""
+    rules = g.SizeRules(max_canvas_area=160 * 128, picture_short_edge=64, clip_short_edge=192)
+    assert g.canvas_size(4 / 3, 192, rules) == g.reference_video_size(4 / 3, rules) == (160, 128)
+    assert g.reference_image_size((200, 100), "diffusers", (96, 64), rules) == (128, 64)
