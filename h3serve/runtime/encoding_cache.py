@@ -1,6 +1,6 @@
-"""Encoded prompts and references by content, so that what was encoded before wakes no network.
+"""Encoded prompts and references by content, so that what was encoded before runs no network.
 
-Values are small beside the networks that made them: 10 KiB a token, 5 MiB for a reference clip of 5 s.
+Values are small beside the networks that made them: 10 KiB a token, 5 MiB for a reference video of 5 s.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class EncodingCache:
         return made
 
     def clear(self) -> None:
-        """Hold nothing, on disk neither: the weights have changed."""
+        """Drops everything, on disk too, after the weights have changed."""
         self._held.clear()
         self.num_bytes = 0
         for path in self._files():

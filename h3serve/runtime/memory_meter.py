@@ -1,4 +1,4 @@
-"""Device memory: the peak of loading and the peak of running, kept apart.
+"""Device memory: the peak of loading and the peak of running, apart.
 
 The load peak is frozen when initialisation is done; it counts from what the process held before, such as the
 workspaces of an earlier engine's libraries. The runtime peak counts from there, from the memory that is
@@ -30,22 +30,22 @@ class PeakMeter:
 
     @property
     def load_peak(self) -> int:
-        """Peak while loading, or so far if loading is not done."""
+        """Bytes of the peak while loading, or so far if loading is not done."""
         return self._peak_so_far() - self._before if self._load_peak is None else self._load_peak
 
     @property
     def runtime_peak(self) -> int:
-        """Peak since loading was done; 0 before."""
+        """Bytes of the peak since loading was done; 0 before."""
         return 0 if self._load_peak is None else self._peak_so_far()
 
     def load_done(self) -> None:
-        """Freeze the load peak, the largest of all ranks'; the runtime peak begins at what is allocated now."""
+        """Freezes the load peak, the largest of all ranks'; the runtime peak begins at what is allocated now."""
         self.mark()
         self._load_peak, self._peak = self._of_replica(self._peak - self._before), 0
         self.mark()
 
     def mark(self) -> int:
-        """Peak since the last mark, and begin anew."""
+        """Returns the peak in bytes since the last mark, and starts the next one."""
         if not self._counts:
             return 0
         peak = torch.cuda.max_memory_allocated(self.device)

@@ -1,7 +1,7 @@
-"""The front of the AdaLN tiers: a request's timesteps to slots in the slab (spec/transformer.md 2.3-2.4).
+"""The AdaLN cache of four levels: from a request's timesteps to slots in the slab (spec/transformer.md 2.3-2.4).
 
-What is not in the slab comes from host pages, or else from a sidecar, or else is computed anew in one pass, and is
-then kept in every quicker tier. All of that happens once per request, before its first step.
+What is not in the slab comes from host pages, or else from a sidecar, or else is computed in one pass, and is
+then held by every quicker level. All of that happens once per request, before its first step.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ READERS = 4  # sidecar steps read and checked at once
 
 
 @dataclass
-class TierCount:
-    """What one tier did: keys found and not found, keys or schedules dropped, bytes moved, seconds spent."""
+class LevelCount:
+    """What one level did: keys found and not found, keys or schedules dropped, bytes moved, seconds spent."""
 
     hits: int = 0
     misses: int = 0
@@ -42,16 +42,16 @@ class TierCount:
 
 @dataclass
 class Counts:
-    """Of all tiers, since the start."""
+    """Counters of all levels since the start."""
 
-    slab: TierCount = field(default_factory=TierCount)
-    pages: TierCount = field(default_factory=TierCount)
-    sidecar: TierCount = field(default_factory=TierCount)
-    rebuild: TierCount = field(default_factory=TierCount)
+    slab: LevelCount = field(default_factory=LevelCount)
+    pages: LevelCount = field(default_factory=LevelCount)
+    sidecar: LevelCount = field(default_factory=LevelCount)
+    rebuild: LevelCount = field(default_factory=LevelCount)
 
 
 class AdaLN:
-    """The four tiers of one transformer. One request at a time prepares; several may be using."""
+    """The four levels of one transformer. One request at a time prepares tables; several may use them."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class AdaLN:
         sidecars: SidecarFolder | None,
         writes: bool = True,
     ) -> None:
-        """`network` has no projections of its own blocks; `writes`: this process writes sidecars."""
+        """`network` has no projections in its blocks; `writes` says whether this process writes sidecars."""
         self._network, self._projections = network, projections
         self.slab, self.pages, self.sidecars = slab, pages, sidecars
         self._writes = writes
@@ -71,7 +71,7 @@ class AdaLN:
 
     @contextmanager
     def schedule(self, steps: Steps) -> Iterator[Scheduled]:
-        """All steps of a request, held until the block ends.
+        """The tables of all steps of a request, held until the `with` block ends.
 
         CapacityError, before anything is computed, if they are more than the slab may hold.
         """
@@ -82,12 +82,12 @@ class AdaLN:
             yield Scheduled(self.slab.modulation(), [np.array(slots[key], np.int64) for key in by_step])
 
     def prepare(self, steps: Steps) -> None:
-        """Have a schedule ready in all tiers, as is done at start-up for the default one."""
+        """Gets a schedule ready at all levels, as is done at start-up for the default one."""
         with self.schedule(steps):
             pass
 
     def refresh(self, projections: Projections, sidecars: SidecarFolder | None) -> dict[str, int]:
-        """The weights are others now: nothing that was made from the old ones is used again.
+        """Takes the projections of new weights: nothing that was made from the old ones is used again.
 
         Returns how many keys the slab and how many schedules the pages held.
         """
@@ -95,7 +95,7 @@ class AdaLN:
         return {"slab_keys": self.slab.clear(), "page_schedules": self.pages.clear()}
 
     def stats(self) -> dict[str, dict[str, float]]:
-        """Counters of every tier since the start."""
+        """Counters of every level since the start."""
         self._counts.slab.evictions = self.slab.evictions
         self._counts.pages.evictions = self.pages.evictions
         return asdict(self._counts)
@@ -112,7 +112,7 @@ class AdaLN:
                 left = self._from_pages(missing, slots)
                 unseen = self._from_sidecars(left, slots)
                 self._rebuild(unseen, slots)
-            self._keep(keys, is_new=bool(unseen))
+            self._store(keys, is_new=bool(unseen))
         return {key: self.slab.find(key) or () for key in keys}
 
     def _from_pages(self, keys: Sequence[Key], slots: Mapping[Key, Slots]) -> list[Key]:
@@ -155,7 +155,7 @@ class AdaLN:
         return self.sidecars.read(sidecar, key, pages)
 
     def _staging(self, width: int) -> list[Pages]:
-        """Host memory for the keys that are read at once, `width` pages each."""
+        """Returns host memory for the keys that are read at once, `width` pages each."""
         values, dtype = self.slab.shape.values, self.slab.dtype
         pinned = self.slab.device.type == "cuda"
         memory = memory_buffers.host_buffer(READERS * width * values * dtype.itemsize, pinned=pinned, dtype=dtype)
@@ -175,8 +175,8 @@ class AdaLN:
         memory_buffers.settle(memory_buffers.record(self.slab.device))
         self._count(count, len(keys), [], since=began)
 
-    def _keep(self, keys: Sequence[Key], *, is_new: bool) -> None:
-        """What is now in the slab also in the slower tiers."""
+    def _store(self, keys: Sequence[Key], *, is_new: bool) -> None:
+        """Copies what is now in the slab to the slower levels."""
         self.pages.put(keys, self._get)
         if is_new and self._writes and self.sidecars is not None:
             try:
@@ -200,7 +200,7 @@ class AdaLN:
         return sum(map(count_of, keys)) * self.slab.shape.values * self.slab.dtype.itemsize
 
     @staticmethod
-    def _count(count: TierCount, asked: int, missed: Sequence[Key], *, since: float | None = None) -> None:
+    def _count(count: LevelCount, asked: int, missed: Sequence[Key], *, since: float | None = None) -> None:
         count.hits += asked - len(missed)
         count.misses += len(missed)
         if since is not None:

@@ -1,4 +1,4 @@
-"""Tier 1: modulation tables on the device, one slot per timestep, at addresses that stay.
+"""Level 1: modulation tables on the device, one slot per timestep, at fixed addresses.
 
 A step is served by pointing into the slab: the transformer is handed the whole slab as its tables, and each row's
 timestep index is the number of a slot. So a captured graph stays valid whatever the slots hold.
@@ -21,7 +21,7 @@ Slots = tuple[int, ...]
 
 
 class Slab:
-    """Least recently used keys make room, one by one; keys in use never do."""
+    """Slots by key: the least recently used keys make room, one by one; keys in use never do."""
 
     def __init__(self, shape: TableShape, slots: int, *, limit: int, device: torch.device, dtype: torch.dtype) -> None:
         """Starts with `slots` slots and grows to `limit` where a request needs it."""
@@ -36,21 +36,21 @@ class Slab:
 
     @property
     def slots(self) -> int:
-        """Slots there are."""
+        """The number of slots."""
         return self._final.shape[0]
 
     @property
     def num_bytes(self) -> int:
-        """Device memory held."""
+        """Bytes of device memory held."""
         return self._blocks.nbytes + self._final.nbytes
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        """Keys held, least recently used first."""
+        """The keys held, least recently used first."""
         return tuple(self._held)
 
     def modulation(self) -> Modulation:
-        """All slots as one set of tables: row 3 * slot + modality of each block's."""
+        """All slots as one set of tables: of each block's, row 3 * slot + modality."""
         shape = (self.shape.layers, -1, VECTORS, self.shape.hidden)
         return Modulation(self._blocks.view(shape), self._final.view(-1, 2, self.shape.hidden))
 
@@ -62,7 +62,7 @@ class Slab:
 
     @contextmanager
     def using(self, keys: Iterable[Key]) -> Iterator[None]:
-        """Keys that are not evicted meanwhile, whether they are held already or put inside.
+        """Protects keys from eviction inside the `with` block, whether they are held already or put there.
 
         The slab grows if they need more slots than there are beside other keys in use; CapacityError
         if that is beyond its limit.
@@ -78,7 +78,7 @@ class Slab:
 
     @contextmanager
     def filling(self, keys: Sequence[Key]) -> Iterator[dict[Key, Slots]]:
-        """Slots to write keys into; they count as held once the block ends, and not at all if it fails."""
+        """Slots to write keys into; keys count as held once the `with` block ends, and not at all if it fails."""
         slots = {key: self._take(count_of(key)) for key in keys}
         try:
             yield slots
@@ -89,27 +89,27 @@ class Slab:
 
     @torch.no_grad()
     def put(self, slot: int, page: Page) -> None:
-        """Copy one timestep's tables in, from the host without waiting for it."""
+        """Copies one timestep's tables into its slot; from the host without waiting."""
         blocks, final = self.shape.split(page)
         self._blocks[:, slot].copy_(blocks, non_blocking=True)
         self._final[slot].copy_(final, non_blocking=True)
 
     @torch.no_grad()
     def put_layer(self, slots: Slots, layer: int | None, tables: torch.Tensor) -> None:
-        """A block's tables [3M, 6, hidden], or with None the final layer's [M, 2, hidden], for M slots."""
+        """Copies a block's tables [3M, 6, hidden], or the final layer's [M, 2, hidden] (`layer` None), to M slots."""
         into = self._final if layer is None else self._blocks[layer]
         for slot, values in zip(slots, tables.reshape(len(slots), -1), strict=True):
             into[slot].copy_(values)
 
     @torch.no_grad()
     def get(self, slot: int, page: Page) -> None:
-        """Copy one timestep's tables out."""
+        """Copies one timestep's tables out of its slot."""
         blocks, final = self.shape.split(page)
         blocks.copy_(self._blocks[:, slot], non_blocking=True)
         final.copy_(self._final[slot], non_blocking=True)
 
     def clear(self) -> int:
-        """Hold nothing: the weights have changed. Returns how many keys were held."""
+        """Drops all keys, after the weights have changed; returns how many were held."""
         assert not self._in_use, "a request is using the tables"
         count = len(self._held)
         self._free += [slot for slots in self._held.values() for slot in slots]
@@ -138,7 +138,7 @@ class Slab:
 
     @torch.no_grad()
     def _grow(self, slots: int) -> None:
-        """Bigger tables; what the old ones hold keeps its slots."""
+        """Makes the tables larger; keys stay in their slots."""
         before = self.slots
         blocks, final = self._empty(slots)
         blocks[:, :before].copy_(self._blocks)

@@ -1,4 +1,4 @@
-"""Tier 2: modulation tables in host memory, one page per timestep, pinned where there is a GPU.
+"""Level 2: modulation tables in host memory, one page per timestep, pinned where there is a GPU.
 
 Whole schedules come and go: dropping one frees the pages that no other schedule has. All ranks hold the same
 number of pages, so that they hit and miss alike whatever memory their hosts have.
@@ -28,7 +28,7 @@ class _Held:
 
 
 class PageCache:
-    """At most `count` pages; least recently used schedules make room."""
+    """Holds at most `count` pages; least recently used schedules make room."""
 
     def __init__(self, shape: TableShape, count: int, *, device: torch.device, dtype: torch.dtype) -> None:
         self.shape, self.count, self.dtype = shape, count, dtype
@@ -45,7 +45,7 @@ class PageCache:
 
     @property
     def num_bytes(self) -> int:
-        """Host memory taken so far; it grows as schedules come."""
+        """Bytes of host memory taken so far; it grows as schedules come."""
         return self._made * self.shape.values * self.dtype.itemsize
 
     def find(self, key: Key) -> Pages | None:
@@ -58,20 +58,20 @@ class PageCache:
         return held.pages
 
     def touch(self, keys: Sequence[Key]) -> None:
-        """The schedule of these keys is the most recently used one, if it is held."""
+        """Marks the schedule of these keys as the most recently used one, if it is held."""
         if (schedule := frozenset(keys)) in self._schedules:
             self._schedules.move_to_end(schedule)
 
     def copied_out(self) -> None:
-        """Pages were copied to the device up to here: they are not written before that is done."""
+        """Notes that pages are being copied to the device: none is written before those copies are done."""
         self._read_out = memory_buffers.record(self._device)
 
     def settle(self) -> None:
-        """Wait for all copies into pages: their sources may be written again."""
+        """Waits for all copies into pages, after which their sources may be written again."""
         memory_buffers.settle(self._filled)
 
     def put(self, keys: Sequence[Key], fill: Callable[[Key, Pages], None]) -> bool:
-        """Hold a schedule; `fill` writes the pages of a key that is not held yet, on a stream beside the computing.
+        """Holds a schedule; `fill` writes the pages of a key that is not held yet, on a stream beside the computing.
 
         False, and nothing changed, if the schedule is larger than the cache. If `fill` fails the
         schedule is not held and no page is lost.
@@ -84,19 +84,19 @@ class PageCache:
             self._schedules.move_to_end(schedule)
             return True
         missing = [key for key in distinct(keys) if key not in self._held]
-        kept = [key for key in schedule if key in self._held]
-        self._hold(kept)  # making room below must not drop them
+        present = [key for key in schedule if key in self._held]
+        self._hold(present)  # making room below must not drop them
         try:
             self._fill({key: self._take(count_of(key)) for key in missing}, fill)
         except BaseException:
-            self._let_go(kept)
+            self._let_go(present)
             raise
         self._hold(missing)
         self._schedules[schedule] = None
         return True
 
     def clear(self) -> int:
-        """Hold nothing: the weights have changed. Returns how many schedules were held."""
+        """Drops all schedules, after the weights have changed; returns how many were held."""
         count = len(self._schedules)
         for held in self._held.values():
             memory_buffers.settle(held.whole)
@@ -155,7 +155,7 @@ class PageCache:
 def page_count(
     shape: TableShape, dtype: torch.dtype, *, limit_bytes: int, free_bytes: int, agree: Callable[[int], int]
 ) -> int:
-    """Pages that fit in `limit_bytes` and in half of the host's free memory, on the rank that has least.
+    """The number of pages that fit in `limit_bytes` and in half of the host's free memory, on the rank that has least.
 
     `agree` returns the minimum over ranks; every rank has to call it.
     """

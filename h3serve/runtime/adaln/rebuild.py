@@ -1,4 +1,4 @@
-"""Tier 4: modulation tables computed anew, the AdaLN projections read layer by layer.
+"""Level 4: modulation tables computed, the AdaLN projections read layer by layer.
 
 One pass over the checkpoint serves any number of keys. Each key is projected by itself, with its own number of
 timesteps: the GEMM has the size that it has in a network whose projections are resident, thus the same bits.
@@ -64,21 +64,21 @@ class Projections:
 def rebuild(
     network: ModulationNetwork, projections: Projections, keys: Iterable[Key], write: Write, *, device: torch.device
 ) -> int:
-    """Compute the tables of `keys` and hand them to `write`; returns the bytes read.
+    """Computes the tables of `keys` and hands them to `write`; returns the bytes read.
 
     `network` has its timestep embedder and final projection on `device`; its blocks have no memory
     before and after.
     """
     embeddings = {key: network.embed(timesteps_of(key).to(device)) for key in keys}
     store = projections.open(network, device)
-    courier = Prefetcher(store, device)
+    prefetcher = Prefetcher(store, device)
     try:
-        with Streamed(projections_of(network), courier, first_group=0, cyclic=False):
+        with Streamed(projections_of(network), prefetcher, first_group=0, cyclic=False):
             for layer in range(len(network.blocks)):
                 for key, embedding in embeddings.items():
                     write(key, layer, network.project_layer(layer, embedding))
     finally:
-        courier.close()
+        prefetcher.close()
         store.close()
     for key, embedding in embeddings.items():
         write(key, None, network.project_final(embedding))

@@ -1,4 +1,4 @@
-"""Tier 3: modulation tables on disk, one safetensors file per schedule (spec/checkpoint.md 1.5).
+"""Level 3: modulation tables on disk, one safetensors file per schedule (spec/checkpoint.md 1.5).
 
 Tensors and metadata are those of the published format, version "2"; beside them every step's checksum, and which
 weights and which machinery made the file. Without those a file cannot be trusted to the bit and is refused.
@@ -39,7 +39,7 @@ FORMAT = "2"
 
 @dataclass(frozen=True)
 class Origin:
-    """What the tables in a file depend on; all of it must agree for the file to be used."""
+    """What the tables in a file depend on: a file is used only where all of it is equal."""
 
     variant: str  # partition: fl2va or ref2va
     identity: str
@@ -49,7 +49,7 @@ class Origin:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """As the file's metadata."""
+        """The same as the metadata of a file."""
         return {
             "format_version": FORMAT,
             "model_variant": self.variant,
@@ -61,14 +61,14 @@ class Origin:
 
 @dataclass(frozen=True)
 class Sidecar:
-    """An opened file: which keys it has, and where."""
+    """An opened file: which keys it has, and at which row."""
 
     path: Path
     keys: Mapping[Key, int]  # key -> row of the file's tensors
     checksums: tuple[int, ...]
 
     def read(self, key: Key, pages: Pages, shape: TableShape) -> None:
-        """Copy a key's tables into its pages; CheckpointError if their checksum is not the file's."""
+        """Copies a key's tables into its pages; CheckpointError if their checksum is not the file's."""
         row, sum_ = self.keys[key], 0
         try:
             with safe_open(self.path, framework="pt") as file:
@@ -89,7 +89,7 @@ def checksum(page: torch.Tensor, start: int = 0) -> int:
 
 
 def read_sidecar(path: Path, origin: Origin) -> Sidecar:
-    """A file that fits `origin`; CheckpointError says what does not."""
+    """Opens a file that fits `origin`; CheckpointError says what does not fit."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -114,7 +114,7 @@ def read_sidecar(path: Path, origin: Origin) -> Sidecar:
 
 
 class SidecarFolder:
-    """The sidecars of one model; the least recently used ones go where the folder gets too large."""
+    """The sidecars of one model; the least recently used ones are deleted where the folder gets too large."""
 
     def __init__(self, folder: Path, origin: Origin, *, limit_bytes: int) -> None:
         self.folder, self.origin, self._limit = folder, origin, limit_bytes
@@ -122,12 +122,12 @@ class SidecarFolder:
         self.damaged = 0
 
     def find(self, key: Key) -> Sidecar | None:
-        """A file that has the key; new files of other processes are seen."""
+        """A file that has the key, or None; new files of other processes are seen."""
         self._look()
         return next((s for s in self._files.values() if s is not None and key in s.keys), None)
 
     def read(self, sidecar: Sidecar, key: Key, pages: Pages) -> bool:
-        """Fill a key's pages; False if the file turned out damaged: then it is deleted."""
+        """Fills a key's pages; returns False if the file turned out damaged, and deletes it."""
         try:
             sidecar.read(key, pages, self.origin.shape)
         except CheckpointError as error:
@@ -146,7 +146,7 @@ class SidecarFolder:
         return [(path, _opened(path, self.origin)) for path in files]
 
     def write(self, keys: Sequence[Key], fill: Callable[[Key, Pages], None]) -> Path:
-        """A file with these keys, whole or not at all; `fill` writes a key's pages."""
+        """Writes a file with these keys, whole or not at all; `fill` writes a key's pages."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{schedule_digest(keys)}.safetensors"
         with whole_file(path, sync=False) as part:
