@@ -10,7 +10,7 @@ from h3serve.models.video_vae.tile_batches import tiles_of
 from h3serve.pipeline.generator import Generator
 from h3serve.runtime.machine import Machine
 from h3serve.runtime.memory_meter import PeakMeter
-from h3serve.runtime.offload.residency import RELEASED_SIZES, choose
+from h3serve.runtime.offload.policy import RELEASED_SIZES, choose
 
 SHAPES = ((256, 4.0), (768, 4.0), (512, 6.0))
 

@@ -20,8 +20,8 @@ from h3serve.models.video_vae.video_vae import VideoVAE
 from h3serve.pipeline.generator import Generator
 from h3serve.runtime.machine import Machine
 from h3serve.runtime.memory_meter import PeakMeter
-from h3serve.runtime.offload.residency import RELEASED_SIZES as NETWORKS
-from h3serve.runtime.offload.residency import choose
+from h3serve.runtime.offload.policy import RELEASED_SIZES as NETWORKS
+from h3serve.runtime.offload.policy import choose
 from h3serve.weights.demo.demo_sizes import SIZE_RULES
 
 LENGTHS = (5.0, 15.0)  # seconds, of the reference and of what is made

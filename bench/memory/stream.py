@@ -29,7 +29,7 @@ from h3serve.runtime.encoding_cache import EncodingCache
 from h3serve.runtime.machine import Machine
 from h3serve.runtime.memory_meter import PeakMeter
 from h3serve.runtime.offload.placement import Placement, Streaming
-from h3serve.runtime.offload.residency import RELEASED_SIZES, Choice, choose
+from h3serve.runtime.offload.policy import RELEASED_SIZES, Choice, choose
 
 EVALUATIONS = 3
 DISTINCT = {"transformer": 10, "text_encoder": 5}  # blocks with weights of their own

@@ -18,7 +18,7 @@ from h3serve.core.settings import ModelSettings
 
 if TYPE_CHECKING:
     from h3serve.runtime.machine import Machine
-    from h3serve.runtime.offload.network_sizes import Held
+    from h3serve.runtime.offload.policy import Held
 
 
 @with_options(only=(*(known.name for known in fields(RequestFlags)), "cache", "quantize", "residency"))
@@ -37,7 +37,7 @@ def plan(
     """Show canvas, frames, rows, work and memory of a request."""
     request = build_request(request_file, flags)
     from h3serve.pipeline.ingest import Ingest
-    from h3serve.runtime.offload.network_sizes import choose_on, released
+    from h3serve.runtime.offload.policy import choose_on, released
 
     float8 = settings.float8
     machine = _machine(device_gib, host_gib)
@@ -68,7 +68,7 @@ def _checkpoint(
     """
     import torch
 
-    from h3serve.runtime.offload.network_sizes import held_as
+    from h3serve.runtime.offload.policy import held_as
     from h3serve.weights.formats.checksums import read_size_rules
     from h3serve.weights.formats.opened_component import open_checkpoint
     from h3serve.weights.formats.tokenizer_files import open_tokenizer

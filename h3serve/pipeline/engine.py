@@ -35,9 +35,8 @@ from h3serve.runtime.encoding_cache import EncodingCache, folder_for
 from h3serve.runtime.loading import How, build_tiers, place
 from h3serve.runtime.machine import has_float8_units, make_current
 from h3serve.runtime.memory_meter import PeakMeter
-from h3serve.runtime.offload.network_sizes import choose_for, held_as
 from h3serve.runtime.offload.placement import OffloadedNetwork, Placement
-from h3serve.runtime.offload.residency import Choice, capacity_of, staying_beside
+from h3serve.runtime.offload.policy import Choice, capacity_of, choose_for, held_as, resident_beside
 from h3serve.runtime.parallel.sharding import ONE, Share
 from h3serve.runtime.weight_updates import Updates
 from h3serve.weights.files.checkpoint_folder import ModelFolder
@@ -106,7 +105,7 @@ class Engine:
         placement = self.placements.get(self.denoiser(task))
         if self.choice is not None and self.choice.modes["transformer"] == "stream":
             assert isinstance(placement, OffloadedNetwork)
-            placement.keep(staying_beside(self.choice, work_of(plan, tiles=tiles_of(self.video_vae))))
+            placement.set_resident_blocks(resident_beside(self.choice, work_of(plan, tiles=tiles_of(self.video_vae))))
 
     def on_device(self, network: nn.Module) -> AbstractContextManager[object]:
         """Inside the `with` block the network's weights are on the device."""

@@ -110,7 +110,7 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def memory_files() -> Iterator[Finding]:
-    """Can clips be shared between ranks? Without it every rank decodes for itself."""
+    """Can decoded videos be shared between ranks? Without it every rank decodes for itself."""
     try:
         own = os.memfd_create("h3serve-doctor", os.MFD_CLOEXEC)
         try:

@@ -92,15 +92,15 @@ def place(
         assert how.cut is None, "only resident networks are cut"
         return from_host(load_component(opened, **load), name, device=device, stream=stream)  # type: ignore[arg-type]
     began = time.perf_counter()
-    visiting = _in_files(opened, device=device, dtype=dtype, skip=skip, stream=stream)
+    network = _in_files(opened, device=device, dtype=dtype, skip=skip, stream=stream)
     if how.in_files:
         report(opened.index.folder, inspect_component(opened).findings)
-        return visiting
-    assert isinstance(visiting.store, FileStore)
-    visiting.store.reader.on_read = _Progress(name, sum(flat.num_bytes for flat in visiting.store.flats))
-    placement = visiting.stay() if how.mode == "resident" else visiting.into_memory()
+        return network
+    assert isinstance(network.store, FileStore)
+    network.store.reader.on_read = _Progress(name, sum(flat.num_bytes for flat in network.store.flats))
+    placement = network.make_resident() if how.mode == "resident" else network.into_memory()
     check_loaded(opened, held_by(placement, name))
-    _say(name, visiting, time.perf_counter() - began)
+    _say(name, network, time.perf_counter() - began)
     return placement
 
 
@@ -119,8 +119,8 @@ class _Progress:
             log.info("%s: %.1f of %.1f GiB, %.2f GiB/s", self._name, done / GIB, self._total / GIB, rate)
 
 
-def _say(name: str, visiting: OffloadedNetwork[nn.Module], seconds: float) -> None:
-    size = sum(flat.num_bytes for flat in visiting.store.flats) / GIB
+def _say(name: str, network: OffloadedNetwork[nn.Module], seconds: float) -> None:
+    size = sum(flat.num_bytes for flat in network.store.flats) / GIB
     log.info("%s: %.2f GiB in %.1f s, %.2f GiB/s", name, size, seconds, size / seconds)
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from h3serve import Generator
 from h3serve.pipeline.generation_result import GenerationResult
 from h3serve.runtime.machine import Machine, measure
-from h3serve.runtime.offload import network_sizes
+from h3serve.runtime.offload import policy
 from tests.checkpoints import write_old_and_new
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -61,7 +61,7 @@ def test_same_bits_as_resident_before_and_after_an_update(
         def little(device: torch.device) -> Machine:
             return replace(measure(device), host_bytes=2**20, host_free=2**20)
 
-        monkeypatch.setattr(network_sizes, "measure", little)
+        monkeypatch.setattr(policy, "measure", little)
     generator = Generator.from_pretrained(folders[0], device=DEVICE, residency=residency)
     assert generator.engine.choice is not None and generator.engine.choice.in_files == in_files
     for _ in range(2):

@@ -14,7 +14,7 @@ from h3serve.core.errors import CapacityError
 from h3serve.pipeline.generation_result import GenerationResult
 from h3serve.runtime import loading
 from h3serve.runtime.machine import Machine
-from h3serve.runtime.offload import network_sizes
+from h3serve.runtime.offload import policy
 from tests.checkpoints import write_old_and_new
 
 TARGET = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
@@ -48,7 +48,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def load(folder: Path, place: str, patch: pytest.MonkeyPatch, **how: Any) -> Generator:
     residency, _, files = place.partition(" ")
     if files:
-        patch.setattr(network_sizes, "measure", lambda device: LITTLE)
+        patch.setattr(policy, "measure", lambda device: LITTLE)
     return Generator.from_pretrained(folder, residency=residency, **HOW, **how)
 
 

@@ -13,7 +13,7 @@ from h3serve.pipeline import engine as engine_module
 from h3serve.pipeline.generation_progress import Progress
 from h3serve.pipeline.generation_result import GenerationResult
 from h3serve.runtime.machine import Machine
-from h3serve.runtime.offload import network_sizes
+from h3serve.runtime.offload import policy
 from h3serve.weights.demo.demo_random import write_demo_checkpoint
 
 TARGET = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
@@ -57,7 +57,7 @@ def test_same_bits_as_resident(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if in_files:  # a host with next to no memory of its own, but a good page cache
-        monkeypatch.setattr(network_sizes, "measure", lambda device: Machine(2**40, 2**40, 2**20, 2**20))
+        monkeypatch.setattr(policy, "measure", lambda device: Machine(2**40, 2**40, 2**20, 2**20))
     generator = Generator.from_pretrained(folder, device="cpu", residency=residency)
     choice = generator.engine.choice
     assert choice is not None and choice.modes["transformer"] == residency and choice.in_files == in_files
@@ -91,10 +91,10 @@ def test_each_request_keeps_as_many_blocks_as_it_leaves_room_for(
 
     def look(progress: Progress) -> None:
         if progress.stage == "denoise" and progress.step:
-            seen.append(len(placement._streamed._staying))  # type: ignore[attr-defined]
+            seen.append(len(placement._streamed._resident))  # type: ignore[attr-defined]
 
     for staying in (2, 0, 1):
-        monkeypatch.setattr(engine_module, "staying_beside", lambda choice, work, staying=staying: staying)
+        monkeypatch.setattr(engine_module, "resident_beside", lambda choice, work, staying=staying: staying)
         assert same(generator.generate(requests[1], on_progress=look), resident[1])
     assert seen == [2, 2, 2, 0, 0, 0, 1, 1, 1]
 
@@ -124,7 +124,7 @@ def test_an_unknown_residency_is_refused(folder: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused_before_it_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_sizes, "measure", lambda device: Machine(2**30, 2**20, 2**40, 2**40))
+    monkeypatch.setattr(policy, "measure", lambda device: Machine(2**30, 2**20, 2**40, 2**40))
     monkeypatch.setattr(engine_module, "place", lambda *a, **k: pytest.fail("something was loaded"))
     with pytest.raises(CapacityError, match="on the device"):
         Generator.from_pretrained(folder, device="cpu")

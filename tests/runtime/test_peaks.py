@@ -11,7 +11,7 @@ from h3serve.core.request import parse_request
 from h3serve.models.video_vae.tile_batches import one_tile
 from h3serve.models.video_vae.video_vae_config import VideoVAEConfig
 from h3serve.runtime.machine import Machine
-from h3serve.runtime.offload.residency import RELEASED_SIZES, choose
+from h3serve.runtime.offload.policy import RELEASED_SIZES, choose
 from h3serve.weights.formats.released_sizes import RELEASED
 
 SEEN = {  # short edge, seconds: rows; GiB of a request with a first frame, weights included

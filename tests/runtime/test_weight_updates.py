@@ -12,7 +12,7 @@ from h3serve import Generator
 from h3serve.core.errors import CheckpointError, RequestError, WorkerError
 from h3serve.pipeline.generation_result import GenerationResult
 from h3serve.runtime.machine import Machine
-from h3serve.runtime.offload import network_sizes
+from h3serve.runtime.offload import policy
 from h3serve.runtime.weight_updates import Updates
 from h3serve.weights.demo.demo_random import write_demo_checkpoint
 from h3serve.weights.files.checkpoint_folder import ModelFolder, open_folder
@@ -34,7 +34,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def load(folder: Path, where: str, patch: pytest.MonkeyPatch) -> Generator:
     if where == "files":
-        patch.setattr(network_sizes, "measure", lambda device: Machine(2**40, 2**40, 2**20, 2**20))
+        patch.setattr(policy, "measure", lambda device: Machine(2**40, 2**40, 2**20, 2**20))
     return Generator.from_pretrained(folder, device="cpu", residency="offload" if where == "files" else where)
 
 

@@ -24,7 +24,7 @@ class Prefetcher:
     def __init__(self, store: Store, device: torch.device) -> None:
         self.store, self.device = store, device
         self._stream = memory_buffers.new_stream(device)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="h3-courier")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="h3-prefetch")
 
     def bring(self, group: int, target: torch.Tensor) -> Future[torch.cuda.Event | None]:
         """Start bringing a group; whatever the computing stream has queued so far may still use `target`."""
@@ -51,23 +51,23 @@ class Streamed:
     """A list of blocks, streamed while the `with` block lasts; block i is group `first_group + i`.
 
     Device memory: `depth + 1` buffers, each as large as the largest streamed block, and `resident` blocks, evenly
-    spread, that stay. `cyclic` sends for the first blocks again behind the last one, as a loop wants it.
+    spread, that are there all the time. `cyclic` prefetches the first blocks again behind the last one.
     """
 
     def __init__(
         self,
         blocks: Sequence[nn.Module],
-        courier: Prefetcher,
+        prefetcher: Prefetcher,
         *,
         first_group: int,
         depth: int = 1,
         resident: int = 0,
         cyclic: bool = True,
     ) -> None:
-        self._blocks, self._courier, self._first = blocks, courier, first_group
+        self._blocks, self._prefetcher, self._first = blocks, prefetcher, first_group
         self._depth, self._cyclic = depth, cyclic
-        self._staying = spread(resident, len(blocks))
-        self._moving = [i for i in range(len(blocks)) if i not in self._staying]
+        self._resident = spread(resident, len(blocks))
+        self._moving = [i for i in range(len(blocks)) if i not in self._resident]
         self._slots: list[torch.Tensor] = []
         self._holders: list[int | None] = []  # block of every slot, arrived or on its way
         self._coming: dict[int, Future[torch.cuda.Event | None]] = {}
@@ -75,10 +75,10 @@ class Streamed:
         self.waited_s = 0.0  # host time spent waiting for a block's bytes
 
     def __enter__(self) -> Streamed:
-        flats, device = self._courier.store.flats, self._courier.device
-        for number in sorted(self._staying):
+        flats, device = self._prefetcher.store.flats, self._prefetcher.device
+        for number in sorted(self._resident):
             target = memory_buffers.device_buffer(flats[self._first + number].num_bytes, device)
-            self._courier.receive(self._courier.bring(self._first + number, target))
+            self._prefetcher.receive(self._prefetcher.bring(self._first + number, target))
             set_tensors(self._blocks[number], flats[self._first + number].views(target))
         size = max((flats[self._first + i].num_bytes for i in self._moving), default=0)
         slots = min(self._depth + 1, len(self._moving))
@@ -106,10 +106,10 @@ class Streamed:
             self._send_for(number, current=None)
         if number in self._coming:
             began = time.perf_counter()
-            self._courier.receive(self._coming.pop(number))
+            self._prefetcher.receive(self._coming.pop(number))
             self.waited_s += time.perf_counter() - began
             slot = self._slots[self._holders.index(number)]
-            set_tensors(self._blocks[number], self._courier.store.flats[self._first + number].views(slot))
+            set_tensors(self._blocks[number], self._prefetcher.store.flats[self._first + number].views(slot))
         for following in self._following(number):
             if following not in self._holders:
                 self._send_for(following, current=number)
@@ -127,14 +127,14 @@ class Streamed:
         before = self._holders[slot]
         if before is not None:
             if before in self._coming:
-                self._courier.receive(self._coming.pop(before))
+                self._prefetcher.receive(self._coming.pop(before))
             empty(self._blocks[before])
         self._holders[slot] = number
-        size = self._courier.store.flats[self._first + number].num_bytes
-        self._coming[number] = self._courier.bring(self._first + number, self._slots[slot][:size])
+        size = self._prefetcher.store.flats[self._first + number].num_bytes
+        self._coming[number] = self._prefetcher.bring(self._first + number, self._slots[slot][:size])
 
 
 def spread(count: int, total: int) -> frozenset[int]:
-    """`count` of `total` numbers, evenly spread: a block that stays gives the ones around it time to come."""
+    """`count` of `total` numbers, evenly spread: a resident block gives the ones around it time to come."""
     count = min(count, total)
     return frozenset((2 * i + 1) * total // (2 * count) for i in range(count))

@@ -48,7 +48,7 @@ class Placement(Protocol[M_co]):
 
 @dataclass(frozen=True)
 class Resident(Generic[M]):
-    """A network that stays where it is."""
+    """A network whose weights are always on its device."""
 
     module: M
 
@@ -61,7 +61,7 @@ class Resident(Generic[M]):
 
 @dataclass(frozen=True)
 class Streaming:
-    """How blocks are streamed: how many are sent for ahead, how many stay while the `with` block lasts."""
+    """How blocks are streamed: how many are prefetched, how many are resident while the `with` block lasts."""
 
     depth: int = 1
     resident_blocks: int = 0
@@ -69,29 +69,29 @@ class Streaming:
 
 
 class OffloadedNetwork(Generic[M]):
-    """A network whose weights are on the host and visit the device; group 0 is all but the blocks."""
+    """A network whose weights come from the host for the `with` block; group 0 is all but the blocks."""
 
     def __init__(
         self, module: M, store: Store, blocks: Sequence[nn.Module], *, device: torch.device, stream: Streaming | None
     ) -> None:
         self.module, self.store = module, store
         self._blocks, self._device, self._stream = blocks, device, stream
-        self._courier: Prefetcher | None = None
+        self._prefetcher: Prefetcher | None = None
         self._streamed: Streamed | None = None
 
     def __enter__(self) -> M:
-        assert self._courier is None, "the network is already on the device"
-        courier = self._courier = Prefetcher(self.store, self._device)
+        assert self._prefetcher is None, "the network is already on the device"
+        prefetcher = self._prefetcher = Prefetcher(self.store, self._device)
         try:
-            self._bring(courier, 0, self.module)
+            self._bring(prefetcher, 0, self.module)
             if self._stream is None:
                 for number, block in enumerate(self._blocks):
-                    self._bring(courier, 1 + number, block)
+                    self._bring(prefetcher, 1 + number, block)
             else:
                 how = self._stream
                 self._streamed = Streamed(
                     self._blocks,
-                    courier,
+                    prefetcher,
                     first_group=1,
                     depth=how.depth,
                     resident=how.resident_blocks,
@@ -106,18 +106,18 @@ class OffloadedNetwork(Generic[M]):
     def __exit__(self, *error: object) -> None:
         if self._streamed is not None:
             self._streamed.__exit__(*error)
-        if self._courier is not None:
-            self._courier.close()
-        self._streamed = self._courier = None
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        self._streamed = self._prefetcher = None
         empty(self.module)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # the next network's buffers have other sizes
 
-    def stay(self) -> Resident[M]:
-        """The network comes and stays on the device; nothing of it is left on the host."""
+    def make_resident(self) -> Resident[M]:
+        """Brings the network to the device for good; nothing of it is left on the host."""
         self.__enter__()
-        assert self._courier is not None and self._streamed is None, "a streamed network does not stay"
-        self._courier.close()
+        assert self._prefetcher is not None and self._streamed is None, "a streamed network is not resident"
+        self._prefetcher.close()
         self.store.close()
         return Resident(self.module)
 
@@ -128,27 +128,27 @@ class OffloadedNetwork(Generic[M]):
         files.close()
         return self
 
-    def keep(self, blocks: int) -> None:
-        """So many of the streamed blocks stay on the device during each visit from the next one on."""
+    def set_resident_blocks(self, count: int) -> None:
+        """Keeps `count` of the streamed blocks on the device for the whole `with` block, from the next one on."""
         assert self._stream is not None, "nothing is streamed"
-        self._stream = replace(self._stream, resident_blocks=blocks)
+        self._stream = replace(self._stream, resident_blocks=count)
 
     @property
     def waited_s(self) -> float:
-        """Host time that the current visit has spent waiting for streamed blocks."""
+        """Host seconds that the current `with` block has spent waiting for streamed blocks."""
         return self._streamed.waited_s if self._streamed is not None else 0.0
 
-    def _bring(self, courier: Prefetcher, group: int, owner: nn.Module) -> None:
+    def _bring(self, prefetcher: Prefetcher, group: int, owner: nn.Module) -> None:
         flat = self.store.flats[group]
         target = memory_buffers.device_buffer(flat.num_bytes, self._device)
-        courier.receive(courier.bring(group, target))
+        prefetcher.receive(prefetcher.bring(group, target))
         set_tensors(owner, flat.views(target))
 
 
 def from_host(module: M, name: str, *, device: torch.device, stream: Streaming | None) -> OffloadedNetwork[M]:
     """A network loaded on the host, its weights moved group by group into memory that copies quickly.
 
-    Host memory beyond the weights is one group at a time. Weights left on meta are not the placement's affair.
+    Host memory beyond the weights is one group at a time. Weights that are on meta stay there.
     """
     blocks = blocks_of(module, name)
     owners: list[nn.Module] = [module, *blocks]
@@ -177,10 +177,10 @@ def from_files(
     device: torch.device,
     stream: Streaming | None,
 ) -> OffloadedNetwork[M]:
-    """A network on meta whose weights stay in their files: `entries` of an opened component's key map."""
+    """A network on meta whose weights are left in their files: `entries` of an opened component's key map."""
     blocks = blocks_of(module, name)
     shapes = {key: tuple(value.shape) for key, value in module.state_dict().items()}
-    for entry in entries:  # what weights will be is asked for before their first visit
+    for entry in entries:  # dtypes are asked for before the weights come
         dtype = dtype_of(entry.target)
         set_tensors(module, {entry.target: torch.empty(shapes[entry.target], dtype=dtype, device="meta")})
     store = FileStore(

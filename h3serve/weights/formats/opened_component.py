@@ -36,7 +36,7 @@ class OpenedComponent:
     index: TensorIndex
     key_map: KeyMap
     shapes: Mapping[str, Shape]  # of the network's tensors, by our names
-    recorded: Mapping[str, Probes]  # what `h3serve.json` knows of the weights, for the canary
+    recorded: Mapping[str, Probes]  # what `h3serve.json` knows of the weights, for their checks
 
     @property
     def recipe(self) -> Recipe:

@@ -42,7 +42,7 @@ def load_tokenizer(folder: Path, config: TextEncoderConfig) -> Tokenizer:
 
 
 def check_processor_files(folder: Path) -> None:
-    """Raises CheckpointError if the picture or clip settings in `folder` are not those we follow."""
+    """Raises CheckpointError if the image or video settings in `folder` are not those we follow."""
     check_processor(_settings(folder / IMAGE_SETTINGS), _settings(folder / VIDEO_SETTINGS))
 
 

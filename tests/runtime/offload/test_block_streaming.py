@@ -59,23 +59,23 @@ def test_same_bits(stack: Stack, depth: int, resident: int, cyclic: bool) -> Non
     expected = stack(x)
     store = Memory(stack.blocks)
     empty(stack)
-    courier = Prefetcher(store, CPU)
-    with Streamed(stack.blocks, courier, first_group=0, depth=depth, resident=resident, cyclic=cyclic) as streamed:
+    prefetcher = Prefetcher(store, CPU)
+    with Streamed(stack.blocks, prefetcher, first_group=0, depth=depth, resident=resident, cyclic=cyclic) as streamed:
         for _ in range(3):
             assert torch.equal(stack(x), expected)
         assert len(streamed._slots) == min(depth + 1, 5 - resident)
-    courier.close()
+    prefetcher.close()
     assert all(p.is_meta for p in stack.parameters())
     assert not any(block._forward_pre_hooks for block in stack.blocks)
 
 
 def test_each_pass_sends_each_moving_block_once(stack: Stack) -> None:
     store = Memory(stack.blocks)
-    courier = Prefetcher(store, CPU)
-    with Streamed(stack.blocks, courier, first_group=0, depth=1, cyclic=True):
+    prefetcher = Prefetcher(store, CPU)
+    with Streamed(stack.blocks, prefetcher, first_group=0, depth=1, cyclic=True):
         stack(torch.randn(1, 8))
         stack(torch.randn(1, 8))
-    courier.close()
+    prefetcher.close()
     assert store.sent[:10] == [0, 1, 2, 3, 4] * 2 and len(store.sent) <= 11
 
 
@@ -83,11 +83,11 @@ def test_any_order_and_repeats(stack: Stack) -> None:
     x = torch.randn(2, 8)
     order = [3, 3, 0, 4, 2, 2, 1, 4]
     expected = [stack.blocks[i](x) for i in order]
-    courier = Prefetcher(Memory(stack.blocks), CPU)
-    with Streamed(stack.blocks, courier, first_group=0, depth=1):
+    prefetcher = Prefetcher(Memory(stack.blocks), CPU)
+    with Streamed(stack.blocks, prefetcher, first_group=0, depth=1):
         for i, value in zip(order, expected, strict=True):
             assert torch.equal(stack.blocks[i](x), value)
-    courier.close()
+    prefetcher.close()
 
 
 def test_a_failing_read_reaches_the_caller_and_leaves_nothing(stack: Stack) -> None:
@@ -100,13 +100,13 @@ def test_a_failing_read_reaches_the_caller_and_leaves_nothing(stack: Stack) -> N
         send(group, target)
 
     store.send = failing  # type: ignore[method-assign]
-    courier = Prefetcher(store, CPU)
+    prefetcher = Prefetcher(store, CPU)
     with (
         pytest.raises(OSError, match="the disk is gone"),
-        Streamed(stack.blocks, courier, first_group=0, depth=1),
+        Streamed(stack.blocks, prefetcher, first_group=0, depth=1),
     ):
         stack(torch.randn(1, 8))
-    courier.close()
+    prefetcher.close()
     assert not any(block._forward_pre_hooks for block in stack.blocks)
 
 
@@ -124,14 +124,14 @@ def test_a_transformer_streamed_from_its_files(tmp_path: Path, pinned_copy: bool
     store = HostStore(files.flats, files.send, pinned=False) if pinned_copy else files
     kept = {name: p.clone() for name, p in network.blocks.named_parameters()}
     empty(network.blocks)
-    courier = Prefetcher(store, CPU)
+    prefetcher = Prefetcher(store, CPU)
     seen = {}
-    with Streamed(network.blocks, courier, first_group=0, depth=1):
+    with Streamed(network.blocks, prefetcher, first_group=0, depth=1):
         for number, block in enumerate(network.blocks):
             hook = next(iter(block._forward_pre_hooks.values()))
             hook(block, ())
             seen |= {f"{number}.{n}": p.clone() for n, p in block.named_parameters()}
-    courier.close()
+    prefetcher.close()
     files.close()
     assert set(seen) == set(kept) and all(torch.equal(seen[n], kept[n]) for n in kept)
 

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from h3serve.cli.main import run
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
-from h3serve.runtime.offload.network_sizes import Held, held_as, released
+from h3serve.runtime.offload.policy import Held, held_as, released
 from h3serve.weights.formats.opened_component import open_checkpoint
 from h3serve.weights.locate import locate
 

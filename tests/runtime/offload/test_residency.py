@@ -16,16 +16,18 @@ from h3serve.models.transformer.denoiser import is_projection
 from h3serve.models.video_vae.tile_batches import SHARE, fit_tiles, tiles_of
 from h3serve.models.video_vae.video_vae import VideoVAE
 from h3serve.runtime.machine import Machine
-from h3serve.runtime.offload.network_sizes import choose_on, released, tiles_for
 from h3serve.runtime.offload.placement import BLOCKS, split
-from h3serve.runtime.offload.residency import (
+from h3serve.runtime.offload.policy import (
     FRAGMENTS,
     RELEASED_SIZES,
     RELEASED_SIZES_8_BITS,
     STAGES,
     capacity_of,
     choose,
-    staying_beside,
+    choose_on,
+    released,
+    resident_beside,
+    tiles_for,
 )
 from h3serve.weights.formats.components import RECIPES, build_on_meta
 from h3serve.weights.formats.released_sizes import RELEASED
@@ -141,10 +143,10 @@ def test_capacity_is_what_the_choice_was_made_from(gib: int) -> None:
 
 def test_blocks_that_stay_give_way_to_a_longer_clip() -> None:
     choice = choose("stream", RELEASED_SIZES, WORK, machine(24, 200))
-    lengths = [staying_beside(choice, work_of(plan(seconds), tiles=TILES)) for seconds in (4.0, 5.0, 10.0, 15.0)]
+    lengths = [resident_beside(choice, work_of(plan(seconds), tiles=TILES)) for seconds in (4.0, 5.0, 10.0, 15.0)]
     assert lengths == sorted(lengths, reverse=True) and lengths[1] == choice.resident_blocks > lengths[2] > 0
     capacity_of(choice, TILES).check(plan(15.0))
-    assert staying_beside(choose("resident", RELEASED_SIZES, WORK, machine(139, 200)), WORK) == 0
+    assert resident_beside(choose("resident", RELEASED_SIZES, WORK, machine(139, 200)), WORK) == 0
 
 
 def test_an_unknown_residency() -> None:

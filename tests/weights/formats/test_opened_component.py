@@ -18,7 +18,7 @@ from h3serve.core.errors import CheckpointError
 from h3serve.core.settings import EngineSettings
 from h3serve.pipeline.replica import shape_of
 from h3serve.runtime.machine import Machine
-from h3serve.runtime.offload import network_sizes as sizes
+from h3serve.runtime.offload import policy as sizes
 from h3serve.weights.files.checkpoint_folder import open_folder
 from h3serve.weights.files.tensor_index import weight_files
 from h3serve.weights.files.tensor_reader import TensorReader
