@@ -26,7 +26,7 @@ from h3serve.core.limits import Quality
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
 from h3serve.models.kernels import attention
-from h3serve.models.kernels.rope import Rope
+from h3serve.models.kernels.elementwise import Rope
 from h3serve.models.quality import use_tier
 from h3serve.models.transformer.denoiser import Denoiser
 from h3serve.models.transformer.transformer import Transformer

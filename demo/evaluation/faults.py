@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.planted_faults import (
+from bench.guard_faults import (
     Fault,
     audio_shift_12,
     dropped_condition_noise,

@@ -18,8 +18,7 @@ from demo.train.denoiser_sizes import transformer
 from demo.train.kernels import Expansion, Segments, Varlen, one_by_one, training_ops
 from demo.train.text import Seen, token_states
 from h3serve.core.limits import DEFAULT_AUDIO_CONDITION_LEVEL, DEFAULT_VISUAL_CONDITION_LEVEL
-from h3serve.models.kernels.elementwise import PLAIN, Ops
-from h3serve.models.kernels.rope import Rope
+from h3serve.models.kernels.elementwise import PLAIN, Ops, Rope
 from h3serve.models.text_encoder.text_encoder import TextEncoder
 from h3serve.models.transformer.denoiser import Denoiser
 from h3serve.models.transformer.modulation import sinusoid

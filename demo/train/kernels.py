@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from h3serve.models.kernels.attention import sdpa
-from h3serve.models.kernels.elementwise import QKV, Ops, swiglu
-from h3serve.models.kernels.rope import Rope, apply_rope
+from h3serve.models.kernels.elementwise import QKV, Ops, Rope, apply_rope, swiglu
 
 Varlen = Callable[[Tensor, Tensor, Tensor, "Segments"], Tensor]
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from h3serve.models.kernels import attention, elementwise
-from h3serve.models.kernels.rope import Rope
+from h3serve.models.kernels.elementwise import Rope
 from h3serve.models.transformer.transformer import rope_tables
 from h3serve.models.transformer.transformer_config import TransformerConfig
 

@@ -15,8 +15,7 @@ from torch import nn
 
 from h3serve.models.audio_vae.audio_vae import AudioVAE, AudioVAEConfig
 from h3serve.models.kernels import elementwise
-from h3serve.models.kernels.elementwise import QKV
-from h3serve.models.kernels.rope import Rope
+from h3serve.models.kernels.elementwise import QKV, Rope
 from h3serve.models.text_encoder.text_encoder import TextEncoder, TextEncoderConfig
 from h3serve.models.transformer.denoiser import Denoiser
 from h3serve.models.transformer.transformer_config import TransformerConfig

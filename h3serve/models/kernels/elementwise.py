@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from h3serve.models.kernels.float8_rows import Float8Rows
-from h3serve.models.kernels.rope import Rope, apply_rope
 
 LinearInput = torch.Tensor | Float8Rows
 QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Rope(NamedTuple):
+    """cos and sin of every row's (or token's) angles, each [S, 3 * frequencies], in the compute dtype."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,14 @@ def norm_modulate(
 ) -> torch.Tensor:
     """RMSNorm (float32 statistics), then times 1 + scale, plus shift, of the row's table entry."""
     return norm(x) * (1 + scale).index_select(0, index) + shift.index_select(0, index)
+
+
+def apply_rope(x: torch.Tensor, rope: Rope) -> torch.Tensor:
+    """Turns the pairs (d, d + n) of each head of x [..., S, heads, head_dim]; the rest passes through."""
+    cos, sin = rope.cos[:, None], rope.sin[:, None]
+    n = cos.shape[-1]
+    first, second, rest = x.split((n, n, x.shape[-1] - 2 * n), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
 def qk_norm_rope(qkv: torch.Tensor, q_norm: nn.RMSNorm, k_norm: nn.RMSNorm, rope: Rope | None) -> QKV:

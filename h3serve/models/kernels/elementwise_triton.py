@@ -18,9 +18,8 @@ import triton
 import triton.language as tl
 from torch import nn
 
-from h3serve.models.kernels.elementwise import QKV, LinearInput, Ops
+from h3serve.models.kernels.elementwise import QKV, LinearInput, Ops, Rope
 from h3serve.models.kernels.float8_rows import FLOAT8, LARGEST, SMALLEST_SCALE, Float8Rows
-from h3serve.models.kernels.rope import Rope
 
 _COLUMNS = 2048  # per program of the kernels that need no whole row
 _WARPS = 8  # 16-byte accesses and under 128 registers at the released widths

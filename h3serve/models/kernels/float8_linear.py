@@ -61,7 +61,7 @@ class Float8Linear(nn.Module):
 
 
 def quantize(x: torch.Tensor) -> Float8Rows:
-    """`float8.quantize_rows`, in one pass where Triton and a GPU are there."""
+    """`quantize_rows`, in one pass where Triton and a GPU are there."""
     if not x.is_cuda or not has_triton():
         return quantize_rows(x)
     from h3serve.models.kernels.elementwise_triton import (

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from h3serve.models.kernels.attention import Attention, sdpa
-from h3serve.models.kernels.elementwise import PLAIN, LinearInput, Ops, norm_modulate
-from h3serve.models.kernels.rope import Rope
+from h3serve.models.kernels.elementwise import PLAIN, LinearInput, Ops, Rope, norm_modulate
 from h3serve.models.transformer.transformer_config import TransformerConfig
 
 

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from h3serve.models.kernels.attention import Attention, sdpa
-from h3serve.models.kernels.elementwise import PLAIN, Ops
-from h3serve.models.kernels.rope import Rope
+from h3serve.models.kernels.elementwise import PLAIN, Ops, Rope
 from h3serve.models.transformer.blocks import Block, FinalLayer, TokenRefiner
 from h3serve.models.transformer.modulation import Modulation
 from h3serve.models.transformer.transformer_config import MODALITIES, TransformerConfig

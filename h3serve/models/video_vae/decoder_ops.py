@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from h3serve.models.kernels.elementwise import QKV, gated_linear
-from h3serve.models.kernels.rope import Rope, apply_rope
+from h3serve.models.kernels.elementwise import QKV, Rope, apply_rope, gated_linear
 
 
 @dataclass(frozen=True)

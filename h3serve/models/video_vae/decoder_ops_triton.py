@@ -16,9 +16,8 @@ import triton.language as tl
 from torch import nn
 
 from h3serve.models.kernels import elementwise_triton
-from h3serve.models.kernels.elementwise import QKV
+from h3serve.models.kernels.elementwise import QKV, Rope
 from h3serve.models.kernels.elementwise_triton import load_columns
-from h3serve.models.kernels.rope import Rope
 from h3serve.models.video_vae import decoder_ops
 from h3serve.models.video_vae.decoder_ops import DecoderOps, sdpa
 

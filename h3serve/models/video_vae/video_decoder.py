@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from h3serve.models.kernels.rope import Rope
+from h3serve.models.kernels.elementwise import Rope
 from h3serve.models.video_vae.decoder_ops import PLAIN, DecoderOps
 from h3serve.models.video_vae.video_vae_config import VideoVAEConfig
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from h3serve.core.errors import RequestError
-from h3serve.models.kernels.rope import Rope
+from h3serve.models.kernels.elementwise import Rope
 from h3serve.models.transformer.blocks import SelfAttention
 from h3serve.models.transformer.modulation import Modulation
 from h3serve.models.transformer.transformer import Transformer

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from h3serve.models.kernels import elementwise
-from h3serve.models.kernels.rope import Rope
+from h3serve.models.kernels.elementwise import Rope
 
 BF16 = torch.bfloat16
 

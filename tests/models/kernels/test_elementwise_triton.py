@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from h3serve.models.kernels import elementwise
-from h3serve.models.kernels.elementwise import Ops
+from h3serve.models.kernels.elementwise import Ops, Rope
 from h3serve.models.kernels.float8_rows import quantize_rows as plain_rows
-from h3serve.models.kernels.rope import Rope
 from h3serve.models.transformer.denoiser import to_compute_dtype
 from tests.models.tiny_transformer import tiny_denoiser, tiny_request
 

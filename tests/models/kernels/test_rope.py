@@ -1,6 +1,6 @@
 import torch
 
-from h3serve.models.kernels.rope import apply_rope
+from h3serve.models.kernels.elementwise import apply_rope
 from h3serve.models.transformer.transformer import inverse_frequencies, rope_tables
 from h3serve.models.transformer.transformer_config import TransformerConfig
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from h3serve.models.kernels import elementwise
-from h3serve.models.kernels.rope import Rope
+from h3serve.models.kernels.elementwise import Rope
 from h3serve.models.video_vae import decoder_ops
 from h3serve.models.video_vae.video_vae import to_compute_dtype
 from tests.models.tiny_video_vae import tiny

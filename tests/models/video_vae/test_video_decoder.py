@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from h3serve.models.kernels.rope import Rope, apply_rope
+from h3serve.models.kernels.elementwise import Rope, apply_rope
 from h3serve.models.video_vae.video_decoder import Attention, FeedForward, VideoDecoder, rope_table
 from h3serve.models.video_vae.video_vae import VideoVAE, to_compute_dtype
 from tests.keymaps import fill

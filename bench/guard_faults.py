@@ -1,6 +1,6 @@
 """How many planted faults do the shipped demo cases catch?
 
-    python -m bench.planted_faults [--device cpu|cuda] [--out FILE]
+    python -m bench.guard_faults [--device cpu|cuda] [--out FILE]
 
 Makes ground truths (and, on CUDA, baselines) with the product as it is, checks that a second run of it
 passes, then breaks the product one way at a time, in this process, and runs the same cases again. A
