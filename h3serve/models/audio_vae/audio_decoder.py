@@ -1,4 +1,4 @@
-"""Audio VAE, latents to sound: transposed convolutions with alias-free activations (spec/vae_audio.md 6.4).
+"""Audio VAE, latents to audio: transposed convolutions with alias-free activations (spec/vae_audio.md 6.4).
 
 Attribute names are those of the checkpoint.
 """

@@ -1,4 +1,4 @@
-"""Audio VAE, sound to latents: a strided convolution trunk and its projection (spec/vae_audio.md 6.2, 6.3).
+"""Audio VAE, audio to latents: a strided convolution trunk and its projection (spec/vae_audio.md 6.2, 6.3).
 
 Attribute names are those of the checkpoint.
 """
@@ -57,7 +57,7 @@ class DownBlock(nn.Module):
 
 
 class AudioEncoder(nn.Module):
-    """[B, 1, n] float32 sound, n a multiple of the product of `rates` -> [B, width, T] trunk."""
+    """[B, 1, n] float32 audio, n a multiple of the product of `rates` -> [B, width, T] trunk."""
 
     def __init__(self, channels: int, rates: tuple[int, ...], width: int) -> None:
         super().__init__()

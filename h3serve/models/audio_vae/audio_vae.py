@@ -1,6 +1,6 @@
-"""The audio VAE: stereo sound at 32 kHz to rows of the transformer and back (spec/vae_audio.md).
+"""The audio VAE: stereo audio at 32 kHz to rows of the transformer and back (spec/vae_audio.md).
 
-The network is mono: the two channels of a sound are two items of a batch. Everything is float32.
+The network is mono: the two channels are two items of a batch. Everything is float32.
 """
 
 from __future__ import annotations
@@ -124,13 +124,13 @@ class AudioVAE(nn.Module):
         )
 
     @torch.no_grad()
-    def encode(self, wave: torch.Tensor) -> torch.Tensor:
-        """Sound float32 [2, n] at 32 kHz -> normalized posterior mean, rows float32 [2·T, 32], all of the
+    def encode(self, audio: torch.Tensor) -> torch.Tensor:
+        """Audio float32 [2, n] at 32 kHz -> normalized posterior mean, rows float32 [2·T, 32], all of the
         left channel first; T = n/800 rounded up, zeros fill the end. spec/vae_audio.md 6.2, 6.3, 6.6.
         """
-        assert wave.ndim == 2 and wave.shape[0] == STEREO and wave.dtype == torch.float32
+        assert audio.ndim == 2 and audio.shape[0] == STEREO and audio.dtype == torch.float32
         with true_float32(use_cudnn=False):
-            padded = F.pad(wave, (0, -wave.shape[1] % self.config.hop))
+            padded = F.pad(audio, (0, -audio.shape[1] % self.config.hop))
             trunk = self.encoder(padded[:, None]).transpose(1, 2)  # [2, T, width]
             mean = self.mean_proj(self.pre_block(trunk).transpose(1, 2))
             latents = (mean - self._stat("latents_mean")) / self._stat("latents_std")
@@ -138,7 +138,7 @@ class AudioVAE(nn.Module):
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Normalized latents float32 [2, 32, T], or rows [2·T, 32] -> sound float32 [2, 800·T] at 32 kHz
+        """Normalized latents float32 [2, 32, T], or rows [2·T, 32] -> audio float32 [2, 800·T] at 32 kHz
         in [-1, 1]. Source: spec/vae_audio.md 6.4, 6.5.
         """
         if latents.ndim == 2:

@@ -108,10 +108,10 @@ class TextEncoderConfig:
 
 @dataclass(frozen=True)
 class EncoderInput:
-    """One presentation as the encoder takes it: L tokens, and patches batched per modality (7.6).
+    """One prompt as the encoder takes it: L tokens, and patches batched per modality (7.6).
 
     `token_ids` and `token_types` (0 text, 1 image, 2 video) are int64 `[L]`; patches float32
-    `[n, 1536]`; grids int64 `[pictures or clips, 3]`. Without pictures or clips both are None.
+    `[n, 1536]`; grids int64 `[images or videos, 3]`. Without images or videos both are None.
     """
 
     token_ids: torch.Tensor
@@ -123,7 +123,7 @@ class EncoderInput:
 
 
 class TextEncoder(nn.Module):
-    """Token states of one presentation. Parameter names are those of the files."""
+    """Computes the token states of one prompt. Parameter names are those of the files."""
 
     def __init__(self, config: TextEncoderConfig) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ def mrope_positions(
     """Positions (t, h, w) of each token, int64 `[3, L]` (7.6).
 
     Text advances all axes together; a block at base b has t = b, h = b + row, w = b + column on
-    the merged grid; what follows starts at the largest position plus one. A clip has one block per
+    the merged grid; what follows starts at the largest position plus one. A video has one block per
     pair of frames.
     """
     grids = {IMAGE: _blocks(image_grids), VIDEO: _blocks(video_grids)}

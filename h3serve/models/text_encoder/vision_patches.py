@@ -1,4 +1,4 @@
-"""Pictures and clips as the text encoder's patches (spec/text_encoder.md 7.4, 7.5, 7.9b).
+"""Images and videos as the text encoder's patches (spec/text_encoder.md 7.4, 7.5, 7.9b).
 
 Stands in for the image and video processors of transformers, whose video half needs torchvision.
 """
@@ -32,13 +32,13 @@ Grid = tuple[int, int, int]  # (frame pairs, patches down, patches across)
 
 
 def image_grid(width: int, height: int) -> Grid:
-    """The grid of a picture of this size in pixels."""
+    """The grid of an image of this size in pixels."""
     size = image_size(width, height)
     return 1, size.height // PATCH, size.width // PATCH
 
 
 def video_grid(sampled: int, width: int, height: int) -> Grid:
-    """The grid of a clip of `sampled` frames, at 2 fps, of this size in pixels."""
+    """The grid of a video of `sampled` frames, at 2 fps, of this size in pixels."""
     size = video_size(sampled, width, height)
     return -(-sampled // FRAMES_PER_BLOCK), size.height // PATCH, size.width // PATCH
 
@@ -50,7 +50,7 @@ def image_patches(pixels: np.ndarray) -> tuple[torch.Tensor, Grid]:
     """
     height, width, _ = pixels.shape
     frames = _resize(pixels[None], image_size(width, height))
-    return _cut(frames), image_grid(width, height)
+    return _patches(frames), image_grid(width, height)
 
 
 def video_patches(frames: np.ndarray) -> tuple[torch.Tensor, Grid]:
@@ -60,7 +60,7 @@ def video_patches(frames: np.ndarray) -> tuple[torch.Tensor, Grid]:
     """
     seen = frames[::SAMPLE_STEP]
     count, height, width, _ = seen.shape
-    return _cut(_resize(seen, video_size(count, width, height))), video_grid(count, width, height)
+    return _patches(_resize(seen, video_size(count, width, height))), video_grid(count, width, height)
 
 
 def _resize(frames: np.ndarray, size: Size) -> torch.Tensor:
@@ -75,12 +75,12 @@ def _resize(frames: np.ndarray, size: Size) -> torch.Tensor:
     return F.interpolate(pixels, (size.height, size.width), mode="bicubic", antialias=True)
 
 
-def _cut(frames: torch.Tensor) -> torch.Tensor:
+def _patches(frames: torch.Tensor) -> torch.Tensor:
     """uint8 `[F, 3, h, w]` -> float32 `[n, 3*2*16*16]`, the patches of a square together."""
     if len(frames) % FRAMES_PER_BLOCK:
         frames = torch.cat([frames, frames[-1:]])
     count, channels, height, width = frames.shape
-    cut = frames.reshape(
+    squares = frames.reshape(
         count // FRAMES_PER_BLOCK,
         FRAMES_PER_BLOCK,
         channels,
@@ -92,7 +92,7 @@ def _cut(frames: torch.Tensor) -> torch.Tensor:
         PATCH,
     )
     # -> pair, square down, square across, patch down, patch across, channel, frame, y, x
-    patches = cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).flatten(5).flatten(0, 4)
+    patches = squares.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).flatten(5).flatten(0, 4)
     return patches.float().sub_(MIDDLE).div_(MIDDLE)
 
 
@@ -111,16 +111,16 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
-def check_processor(picture: Mapping[str, Any], clip: Mapping[str, Any]) -> None:
+def check_processor(image: Mapping[str, Any], video: Mapping[str, Any]) -> None:
     """Raises CheckpointError if a checkpoint's processor settings ask for other patches than these.
 
-    `picture` and `clip` are the parsed `preprocessor_config.json` and
-    `video_preprocessor_config.json`. Guards the traps of 7.4 and 7.5: a smaller default picture
+    `image` and `video` are the parsed `preprocessor_config.json` and
+    `video_preprocessor_config.json`. Guards the traps of 7.4 and 7.5: a smaller default image
     area, and a cap per frame.
     """
     for file, given, (smallest, largest) in (
-        ("preprocessor_config.json", picture, IMAGE_PIXELS),
-        ("video_preprocessor_config.json", clip, VIDEO_PIXELS),
+        ("preprocessor_config.json", image, IMAGE_PIXELS),
+        ("video_preprocessor_config.json", video, VIDEO_PIXELS),
     ):
         size = {"shortest_edge": smallest, "longest_edge": largest}
         limits = {"size": size, "min_pixels": smallest, "max_pixels": largest}

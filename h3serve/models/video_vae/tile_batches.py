@@ -24,7 +24,7 @@ def decode_tile_bytes(config: VideoVAEConfig) -> int:
 
 
 def encode_tile_bytes(config: VideoVAEConfig, frames: int, *, fused: bool) -> int:
-    """Peak bytes that one more tile of so many frames adds, with the kernels of `video_encoder_triton.py` or torch's."""
+    """Peak bytes that one more tile of `frames` frames adds; `fused`: by `video_encoder_triton.py`, not by torch."""
     tensors = ENCODE_TENSORS[fused] * 4 * frames * config.tile_size**2
     operand = OPERAND_BYTES[fused] * (frames + 2) * (config.tile_size + 2) ** 2
     return config.channels[0] * (tensors + operand)

@@ -1,4 +1,4 @@
-"""Overlapping tiles: where they start along an axis, and how their outputs become one picture.
+"""Overlapping tiles: where they start along an axis, and how their outputs become one image.
 
 The released video VAE always works in tiles of 256 px; the blended tiles are the model, so doing
 without them changes the result (spec/vae_video.md 5.4, 5.7).
@@ -45,9 +45,9 @@ def split_axis(length: int, *, tile: int, overlap: int, unit: int) -> Axis:
     return Axis(tile, tuple(starts), tuple(overlaps))
 
 
-def cut(picture: torch.Tensor, rows: Axis, columns: Axis) -> list[torch.Tensor]:
-    """Tiles `[..., rows.size, columns.size]` of `picture` `[..., H, W]`, row by row."""
-    return [picture[..., y : y + rows.size, x : x + columns.size] for y in rows.starts for x in columns.starts]
+def split_tiles(image: torch.Tensor, rows: Axis, columns: Axis) -> list[torch.Tensor]:
+    """Tiles `[..., rows.size, columns.size]` of `image` `[..., H, W]`, row by row."""
+    return [image[..., y : y + rows.size, x : x + columns.size] for y in rows.starts for x in columns.starts]
 
 
 def cross_fade(before: torch.Tensor, after: torch.Tensor, extent: int, *, dim: int) -> torch.Tensor:
@@ -64,7 +64,7 @@ def cross_fade(before: torch.Tensor, after: torch.Tensor, extent: int, *, dim: i
 
 
 def stitch(tiles: Sequence[torch.Tensor], rows: Axis, columns: Axis) -> torch.Tensor:
-    """One picture `[..., H, W]` from the tiles of `cut`, in its order.
+    """One image `[..., H, W]` from the tiles of `split_tiles`, in its order.
 
     A tile fades over from the tile above, then from the tile to the left, both as they came from
     the network: a corner is not a four-way blend. What it shares with the next tile belongs to the

@@ -1,7 +1,7 @@
 """Video VAE encoder: a causal 3-D CNN from normalized pixels to the moments of the posterior
 (spec/vae_video.md 5.3).
 
-No attention, no state between calls: a clip of 17 frames, or a single picture, in one pass.
+No attention, no state between calls: a chunk of 17 frames, or a single image, in one pass.
 """
 
 from __future__ import annotations

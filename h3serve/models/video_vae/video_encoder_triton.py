@@ -64,7 +64,7 @@ def _arrange(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Pixels of one padded line of an operand: reflected in space, zero in the two frames ahead of each clip."""
+    """Pixels of one padded line of an operand: reflected in space, zero in the two frames ahead of each chunk."""
     column = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     line = tl.program_id(1)
     planes: tl.constexpr = STRIDE * STRIDE

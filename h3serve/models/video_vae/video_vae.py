@@ -1,6 +1,6 @@
 """The video VAE: 17n+5 frames and 5n+2 latents into each other (spec/vae_video.md).
 
-Encoding: independent chunks of 17 frames, each cut into tiles of 256 px; the last 3 latents of the
+Encoding: independent chunks of 17 frames, each split into tiles of 256 px; the last 3 latents of the
 whole video are dropped. Decoding: windows of 7 latents every 5, each tiled and stitched before it
 fades over from the one before.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from h3serve.models.key_map import KeyMap, Layout
-from h3serve.models.video_vae.tiling import Axis, cross_fade, cut, split_axis, stitch
+from h3serve.models.video_vae.tiling import Axis, cross_fade, split_axis, split_tiles, stitch
 from h3serve.models.video_vae.video_decoder import VideoDecoder
 from h3serve.models.video_vae.video_encoder import VideoEncoder
 from h3serve.models.video_vae.video_vae_config import VideoVAEConfig, diffusers_entry, original_entry, param_dtype
@@ -137,7 +137,7 @@ class VideoVAE(nn.Module):
 
     def _encode_chunk(self, pixels: torch.Tensor) -> torch.Tensor:
         rows, columns = self._tiles(pixels.shape[-2], pixels.shape[-1])
-        tiles = cut(pixels, rows, columns)
+        tiles = split_tiles(pixels, rows, columns)
         batch = self.encode_tile_batch * self.config.clip_length // pixels.shape[2]
         moments = self.run_tiles(self._encode_tile, tiles, batch)
         unit = self.config.space_ratio
@@ -152,7 +152,7 @@ class VideoVAE(nn.Module):
         """
         unit = self.config.space_ratio
         rows, columns = self._tiles(latents.shape[-2] * unit, latents.shape[-1] * unit)
-        tiles = cut(latents, rows.per(unit), columns.per(unit))
+        tiles = split_tiles(latents, rows.per(unit), columns.per(unit))
         frames = stitch(self.run_tiles(self._decode_tile, tiles, self.tile_batch), rows, columns)
         body = self.config.chunk_latents * self.config.time_ratio
         lead = self.config.lead_frames

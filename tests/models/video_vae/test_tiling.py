@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from h3serve.models.video_vae.tiling import Axis, cross_fade, cut, split_axis, stitch
+from h3serve.models.video_vae.tiling import Axis, cross_fade, split_axis, split_tiles, stitch
 
 TABLE = {
     768: ((0, 160, 336, 512), (96, 80, 80)),
@@ -65,7 +65,7 @@ def test_cross_fade_weights() -> None:
 def test_tiles_of_a_picture_stitch_back() -> None:
     picture = torch.randn(2, 3, 1, 464, 288, dtype=torch.float64)
     rows, columns = released(464), released(288)
-    tiles = cut(picture, rows, columns)
+    tiles = split_tiles(picture, rows, columns)
     assert len(tiles) == 6
     torch.testing.assert_close(stitch(tiles, rows, columns), picture)
 
