@@ -20,13 +20,13 @@ from h3serve.core.geometry import RELEASED_SIZES, SizeRules
 from h3serve.models.key_map import KeyMap, Reorder, swap_halves
 from h3serve.weights.files.tensor_index import read_json
 
-FILE = "h3serve.json"
+FILE = "h3serve.json"  # its field `probes` holds the checksums
 SCHEMA_VERSION = 1
 COLUMNS = 4  # values taken of each row
 SIZE_RULES = "size_rules"
 
 # Fused tensors first: their row order is what can go wrong.
-PROBED: dict[str, tuple[str, ...]] = {
+CHECKED: dict[str, tuple[str, ...]] = {
     "transformer": (
         "transformer.blocks.0.attn.qkv_proj.weight",
         "transformer.blocks.0.mlp.fc1.weight",
@@ -47,15 +47,15 @@ PROBED: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Probe:
+class Checksum:
     """Leading values of a few rows of one tensor, in our row order."""
 
     rows: tuple[int, ...]
     values: tuple[tuple[float, ...], ...]  # float32, exact
 
     @classmethod
-    def take(cls, tensor: torch.Tensor) -> Probe:
-        """Rows spread over the thirds and halves of a tensor, where fused parts begin."""
+    def take(cls, tensor: torch.Tensor) -> Checksum:
+        """Takes rows spread over the thirds and halves of a tensor, where fused parts begin."""
         count = len(tensor)
         rows = tuple(sorted({0, 1, count // 3, count // 2, 2 * count // 3, count - 1} & set(range(count))))
         return cls(rows, tuple(tuple(row) for row in _head(tensor, rows).float().tolist()))
@@ -69,24 +69,24 @@ class Probe:
         return bool(torch.equal(_head(tensor, rows), expected))
 
 
-Probes = Mapping[str, Probe]  # by our tensor name
+Checksums = Mapping[str, Checksum]  # by our tensor name
 
 
-def fault(name: str, probe: Probe, tensor: torch.Tensor, original: KeyMap) -> str | None:
-    """None if the tensor holds the probe, else which mistake explains what it holds."""
-    if probe.matches(tensor):
+def fault(name: str, checksum: Checksum, tensor: torch.Tensor, original: KeyMap) -> str | None:
+    """Returns None if the tensor fits its checksum, else which mistake explains what it holds."""
+    if checksum.matches(tensor):
         return None
     entry = next(entry for entry in original.entries if entry.target == name)
-    if entry.reorder and probe.matches(tensor, entry.reorder):
+    if entry.reorder and checksum.matches(tensor, entry.reorder):
         return "its QKV rows are grouped per head where stacked ones were expected"
-    if entry.restore and probe.matches(tensor, entry.restore):
+    if entry.restore and checksum.matches(tensor, entry.restore):
         return "its QKV rows are stacked where rows grouped per head were expected"
-    if len(tensor) % 2 == 0 and probe.matches(tensor, swap_halves):
+    if len(tensor) % 2 == 0 and checksum.matches(tensor, swap_halves):
         return "its gate and up halves are exchanged"
     return "it holds other values than were recorded"
 
 
-def read_probes(folder: Path) -> dict[str, Probes]:
+def read_checksums(folder: Path) -> dict[str, Checksums]:
     """What `h3serve.json` of a partition's folder says, by `key`; empty if there is none."""
     file = folder / FILE
     if not file.is_file():
@@ -96,18 +96,18 @@ def read_probes(folder: Path) -> dict[str, Probes]:
         raise CheckpointError(f"{file}: schema_version must be {SCHEMA_VERSION}")
     try:
         return {
-            component: {name: _parse(probe) for name, probe in probes.items()}
-            for component, probes in record["probes"].items()
+            component: {name: _parse(checksum) for name, checksum in checksums.items()}
+            for component, checksums in record["probes"].items()
         }
     except (AttributeError, KeyError, TypeError, ValueError):
         raise CheckpointError(f"{file}: its probes are damaged") from None
 
 
-def write_probes(folder: Path, probes: Mapping[str, Probes], rules: SizeRules) -> None:
+def write_checksums(folder: Path, checksums: Mapping[str, Checksums], rules: SizeRules) -> None:
     """Writes `h3serve.json` of a partition's folder."""
     record = {
-        component: {name: {"rows": probe.rows, "values": probe.values} for name, probe in named.items()}
-        for component, named in probes.items()
+        component: {name: {"rows": checksum.rows, "values": checksum.values} for name, checksum in named.items()}
+        for component, named in checksums.items()
     }
     value = {"schema_version": SCHEMA_VERSION, SIZE_RULES: asdict(rules), "probes": record}
     (folder / FILE).write_text(json.dumps(value, indent=1) + "\n")
@@ -127,13 +127,13 @@ def read_size_rules(folder: Path) -> SizeRules:
 
 
 def key(component: str, partition: str) -> str:
-    """Under which name a component's probes are kept; only the transformers differ by partition."""
+    """The name under which a component's checksums are recorded; only the transformers differ by partition."""
     return f"transformer/{partition}" if component == "transformer" else component
 
 
-def _parse(probe: Any) -> Probe:
-    rows, values = probe["rows"], probe["values"]
-    return Probe(tuple(map(int, rows)), tuple(tuple(map(float, row)) for row in values))
+def _parse(checksum: Any) -> Checksum:
+    rows, values = checksum["rows"], checksum["values"]
+    return Checksum(tuple(map(int, rows)), tuple(tuple(map(float, row)) for row in values))
 
 
 def _head(tensor: torch.Tensor, rows: list[int] | tuple[int, ...]) -> torch.Tensor:

@@ -13,7 +13,7 @@ from h3serve.core.geometry import RELEASED_SIZES, SizeRules
 from h3serve.core.limits import Partition, Task
 from h3serve.models.key_map import Layout
 from h3serve.weights.files.checkpoint_folder import ModelFolder, SigmaShifts
-from h3serve.weights.formats.checksums import PROBED, Probe, Probes, key, write_probes
+from h3serve.weights.formats.checksums import CHECKED, Checksum, Checksums, key, write_checksums
 from h3serve.weights.formats.components import RECIPES
 from h3serve.weights.formats.load import precision_finding, read_tensors
 from h3serve.weights.formats.opened_component import OpenedComponent, open_checkpoint, open_component
@@ -84,7 +84,7 @@ def inspect_component(opened: OpenedComponent) -> ComponentReport:
     findings = examine(
         opened.name,
         opened.partition,
-        tensors=read_tensors(index, key_map.entries, {*PROBED[opened.name], *sampled(shapes)}),
+        tensors=read_tensors(index, key_map.entries, {*CHECKED[opened.name], *sampled(shapes)}),
         original=opened.original,
         recorded=opened.recorded,
     )
@@ -108,13 +108,13 @@ def record(model: ModelFolder, rules: SizeRules = RELEASED_SIZES) -> None:
     The checkpoint has to be known to be good: later loads are compared with it. Every folder gets the transformers
     of all partitions, so that an exchanged one is called by its name.
     """
-    transformers = {key("transformer", name): _probes(model, "transformer", name) for name in model.partitions}
+    transformers = {key("transformer", name): _checksums(model, "transformer", name) for name in model.partitions}
     for name, place in model.partitions.items():
-        others = {component: _probes(model, component, name) for component in RECIPES if component != "transformer"}
-        write_probes(place.folder, transformers | others, rules)
+        others = {component: _checksums(model, component, name) for component in RECIPES if component != "transformer"}
+        write_checksums(place.folder, transformers | others, rules)
 
 
-def _probes(model: ModelFolder, name: str, partition: Partition) -> Probes:
+def _checksums(model: ModelFolder, name: str, partition: Partition) -> Checksums:
     opened = open_component(model, name, partition)
-    tensors = read_tensors(opened.index, opened.key_map.entries, PROBED[name])
-    return {tensor: Probe.take(tensors[tensor]) for tensor in PROBED[name]}
+    tensors = read_tensors(opened.index, opened.key_map.entries, CHECKED[name])
+    return {tensor: Checksum.take(tensors[tensor]) for tensor in CHECKED[name]}

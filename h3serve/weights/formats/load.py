@@ -17,7 +17,7 @@ from h3serve.models.module_tensors import check_complete, nothing, set_tensors
 from h3serve.models.text_encoder.text_encoder import TextEncoder
 from h3serve.weights.files.tensor_index import TensorIndex
 from h3serve.weights.files.tensor_reader import TensorReader, Tensors
-from h3serve.weights.formats.checksums import PROBED, key
+from h3serve.weights.formats.checksums import CHECKED, key
 from h3serve.weights.formats.entry_rows import Cut, PartOf, arrange, everything, runs_of
 from h3serve.weights.formats.header_checks import joined
 from h3serve.weights.formats.opened_component import OpenedComponent
@@ -149,7 +149,7 @@ def check_loaded(opened: OpenedComponent, held: Mapping[str, torch.Tensor], *, w
 def _unquantized(opened: OpenedComponent, module: nn.Module) -> dict[str, torch.Tensor]:
     """What is looked at of 8-bit weights: their scales, which show NaN and Inf, and stored values to compare."""
     scales = {f"{path}.weight": m.weight_scale for path, m in module.named_modules() if isinstance(m, Float8Linear)}
-    compared = {*PROBED[opened.name], *sampled(scales)} & set(scales)
+    compared = {*CHECKED[opened.name], *sampled(scales)} & set(scales)
     return {**scales, **read_tensors(opened.index, opened.key_map.entries, compared)}
 
 

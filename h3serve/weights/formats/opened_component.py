@@ -18,7 +18,7 @@ from h3serve.core.limits import Partition
 from h3serve.models.key_map import KeyMap, Layout
 from h3serve.weights.files.checkpoint_folder import Component, ModelFolder
 from h3serve.weights.files.tensor_index import TensorIndex, read_index
-from h3serve.weights.formats.checksums import Probes, read_probes
+from h3serve.weights.formats.checksums import Checksums, read_checksums
 from h3serve.weights.formats.components import RECIPES, Recipe, build_on_meta
 from h3serve.weights.formats.header_checks import Shape, check_stored
 
@@ -36,7 +36,7 @@ class OpenedComponent:
     index: TensorIndex
     key_map: KeyMap
     shapes: Mapping[str, Shape]  # of the network's tensors, by our names
-    recorded: Mapping[str, Probes]  # what `h3serve.json` knows of the weights, for their checks
+    recorded: Mapping[str, Checksums]  # what `h3serve.json` knows of the weights, for their checks
 
     @property
     def recipe(self) -> Recipe:
@@ -73,7 +73,7 @@ def open_component(model: ModelFolder, name: str, partition: Partition) -> Opene
     key_map, shapes = _sizes(recipe, component, config, model.layout)
     index = read_index(component.weights)
     check_stored(index, key_map, shapes)
-    recorded = read_probes(model.partition(partition).folder)
+    recorded = read_checksums(model.partition(partition).folder)
     return OpenedComponent(name, partition, model.layout, config, index, key_map, shapes, recorded)
 
 

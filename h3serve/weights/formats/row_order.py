@@ -20,7 +20,7 @@ COLUMNS = 512  # of each row that are looked at: enough, and a small copy
 
 
 def qkv_order(weight: torch.Tensor, *, heads: int) -> tuple[Opinion, str]:
-    """Is `[q; k; v]` (rows 3*heads*head_dim) really stacked?
+    """Tells whether the rows of `[q; k; v]` (3*heads*head_dim) look stacked, with the reason in words.
 
     Rows of q, k and v differ in size, and by how much they vary within a head, more than heads of
     one kind do. So each possible order labels the blocks of head_dim rows as q, k or v, and the true
@@ -46,7 +46,7 @@ def qkv_order(weight: torch.Tensor, *, heads: int) -> tuple[Opinion, str]:
 
 
 def gate_up_order(weight: torch.Tensor) -> tuple[Opinion, str]:
-    """Is `[gate; up]` really in this order?
+    """Tells whether the rows look like `[gate; up]` in this order, with the reason in words.
 
     Turning the sign of an up row and of its column in the next matrix changes nothing, so up rows
     have no common direction; gate rows, whose sign matters, drift into one in training.
@@ -65,7 +65,7 @@ def gate_up_order(weight: torch.Tensor) -> tuple[Opinion, str]:
 
 
 def overall(opinions: Sequence[Opinion]) -> Opinion:
-    """Only layers that agree make an opinion."""
+    """The opinion of several layers: theirs if it is the same one, else none."""
     held = {opinion for opinion in opinions if opinion != "none"}
     return held.pop() if len(held) == 1 else "none"
 

@@ -1,4 +1,4 @@
-"""A cheap look at weights: are they what the folder claims, in the order the networks expect?
+"""Cheap checks of weights: are they what the folder claims, in the order that the networks expect?
 
 Certain: NaN and Inf, and, where `h3serve.json` lies beside the weights, row orders and exchanged
 partitions. Statistical, so only a warning: row orders of a checkpoint without that file.
@@ -17,7 +17,7 @@ from h3serve.core.errors import CheckpointError
 from h3serve.core.limits import Partition
 from h3serve.models.key_map import KeyMap
 from h3serve.weights.files.tensor_index import TensorIndex, some
-from h3serve.weights.formats.checksums import Probes, fault, key
+from h3serve.weights.formats.checksums import Checksums, fault, key
 from h3serve.weights.formats.row_order import Opinion, gate_up_order, overall, qkv_order
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ Tensors = Mapping[str, torch.Tensor]  # by our names, as the network holds them
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at and what was seen."""
+    """The result of one check."""
 
     check: Literal["finite", "order", "precision"]
     level: Literal["ok", "unknown", "warning", "fault"]
@@ -37,9 +37,9 @@ class Finding:
 
 
 def examine(
-    name: str, partition: Partition, *, tensors: Tensors, original: KeyMap, recorded: Mapping[str, Probes]
+    name: str, partition: Partition, *, tensors: Tensors, original: KeyMap, recorded: Mapping[str, Checksums]
 ) -> tuple[Finding, ...]:
-    """All findings about the tensors of one component; a part of its tensors will do.
+    """Checks tensors of one component, all or some of them, and returns what was found.
 
     `original` is its key map of the original layout, `recorded` what `h3serve.json` says.
     """
@@ -54,7 +54,7 @@ def examine(
 
 
 def precision(index: TensorIndex, key_map: KeyMap, dtype_of: Callable[[str], torch.dtype]) -> Finding:
-    """Are tensors that must be float32 also stored so? `dtype_of` is for the release's compute dtype."""
+    """Checks that what must be float32 is stored so; `dtype_of` is for the release's compute dtype."""
     islands = [e.sources[0] for e in key_map.entries if dtype_of(e.target) == torch.float32]
     coarse = [name for name in islands if index.tensors[name].dtype.itemsize < torch.float32.itemsize]
     if coarse:
@@ -64,7 +64,7 @@ def precision(index: TensorIndex, key_map: KeyMap, dtype_of: Callable[[str], tor
 
 
 def report(where: object, findings: Iterable[Finding]) -> None:
-    """Raise CheckpointError for the first fault and log every warning; `where` names the weights."""
+    """Raises CheckpointError for the first fault and logs every warning; `where` names the weights."""
     for finding in findings:
         if finding.level == "fault":
             raise CheckpointError(f"{where}: {finding.text}")
@@ -86,21 +86,25 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     return all(torch.isfinite(extreme) for extreme in torch.aminmax(tensor))
 
 
-def _by_record(here: str, other: str, *, tensors: Tensors, original: KeyMap, recorded: Mapping[str, Probes]) -> Finding:
-    probes = recorded[here]
-    if missing := sorted(set(probes) - set(tensors)):
+def _by_record(
+    here: str, other: str, *, tensors: Tensors, original: KeyMap, recorded: Mapping[str, Checksums]
+) -> Finding:
+    checksums = recorded[here]
+    if missing := sorted(set(checksums) - set(tensors)):
         return Finding("order", "fault", f"{some(missing)}: recorded, but not part of the model")
-    faults = {name: fault(name, probe, tensors[name], original) for name, probe in probes.items()}
+    faults = {name: fault(name, checksum, tensors[name], original) for name, checksum in checksums.items()}
     found = [f"{name}: {text}" for name, text in faults.items() if text]
     if not found:
-        return Finding("order", "ok", f"{len(probes)} tensors hold what {here} is recorded with")
+        return Finding("order", "ok", f"{len(checksums)} tensors hold what {here} is recorded with")
     if other != here and _all_match(recorded.get(other, {}), tensors):
         return Finding("order", "fault", f"these are the weights of {other}, not of {here}")
     return Finding("order", "fault", "; ".join(found[:2]))
 
 
-def _all_match(probes: Probes, tensors: Tensors) -> bool:
-    return bool(probes) and all(name in tensors and probe.matches(tensors[name]) for name, probe in probes.items())
+def _all_match(checksums: Checksums, tensors: Tensors) -> bool:
+    return bool(checksums) and all(
+        name in tensors and checksum.matches(tensors[name]) for name, checksum in checksums.items()
+    )
 
 
 def _by_statistics(tensors: Tensors) -> Finding:

@@ -7,14 +7,14 @@ import pytest
 
 from h3serve.core.errors import CheckpointError
 from h3serve.core.geometry import RELEASED_SIZES, SizeRules
-from h3serve.weights.formats.checksums import FILE, read_size_rules, write_probes
+from h3serve.weights.formats.checksums import FILE, read_size_rules, write_checksums
 
 SMALL = SizeRules(8192, 64, 64)
 
 
 def test_round_trip_and_default(tmp_path: Path) -> None:
     assert read_size_rules(tmp_path) == RELEASED_SIZES
-    write_probes(tmp_path, {}, SMALL)
+    write_checksums(tmp_path, {}, SMALL)
     assert read_size_rules(tmp_path) == SMALL
 
 

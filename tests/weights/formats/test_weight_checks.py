@@ -16,7 +16,7 @@ from h3serve.models.key_map import split_heads_interleaved, swap_halves
 from h3serve.weights.demo.demo_sizes import transformer
 from h3serve.weights.files.checkpoint_folder import ModelFolder, open_folder
 from h3serve.weights.files.tensor_index import read_index
-from h3serve.weights.formats.checksums import FILE, PROBED, Probe, read_probes
+from h3serve.weights.formats.checksums import CHECKED, FILE, Checksum, read_checksums
 from h3serve.weights.formats.components import RECIPES
 from h3serve.weights.formats.inspection import record
 from h3serve.weights.formats.load import load_component
@@ -227,23 +227,23 @@ def test_a_record_of_a_tensor_that_the_model_does_not_have(copy: Path) -> None:
         load(copy)
 
 
-def test_probed_tensors_exist(original: Path) -> None:
+def test_checksumd_tensors_exist(original: Path) -> None:
     model = open_folder(original)
-    recorded = read_probes(original / "FL2VA")
+    recorded = read_checksums(original / "FL2VA")
     assert set(recorded) == {"transformer/fl2va", "transformer/ref2va", "text_encoder", "video_vae", "audio_vae"}
     for name, recipe in RECIPES.items():
         component = model.component(name, "fl2va")
         targets = {e.target for e in recipe.key_map(recipe.read_config(component.config), "original").entries}
-        assert set(PROBED[name]) <= targets
+        assert set(CHECKED[name]) <= targets
         assert read_index(component.weights).total_bytes > 0
 
 
-def test_probe_in_another_dtype() -> None:
+def test_checksum_in_another_dtype() -> None:
     tensor = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
-    probe = Probe.take(tensor)
-    assert probe.matches(tensor) and probe.matches(tensor.bfloat16()) and probe.matches(tensor.half())
-    assert not probe.matches(tensor.roll(1, 0))
-    assert Probe.take(torch.ones(1)).matches(torch.ones(1))
+    checksum = Checksum.take(tensor)
+    assert checksum.matches(tensor) and checksum.matches(tensor.bfloat16()) and checksum.matches(tensor.half())
+    assert not checksum.matches(tensor.roll(1, 0))
+    assert Checksum.take(torch.ones(1)).matches(torch.ones(1))
 
 
 def test_a_good_checkpoint_of_somebody_else_can_be_recorded(copy: Path) -> None:
