@@ -24,17 +24,16 @@ class Outcome:
     seconds: float
 
 
-def tests_for(tree: Path, file: str) -> tuple[list[str], list[str]]:
-    """Test files named after the file or importing it; those of its folder, or that import its importers."""
+def tests_for(tree: Path, file: str) -> tuple[list[str], ...]:
+    """Test files named after the file; those importing it; those of its folder, or that import its importers."""
     tests = sorted(p for p in (tree / "tests").rglob("test_*.py") if "gpu" not in p.parts)
     module = file.removesuffix(".py").replace("/", ".")
     folder = tree / "tests" / Path(*Path(file).parts[1:-1])
     users = {_module(tree, p) for p in (tree / "h3serve").rglob("*.py") if module in _imports(p)}
     named = [p for p in tests if folder in p.parents and Path(file).stem in p.stem]
-    near = list(dict.fromkeys([*named, *(p for p in tests if module in _imports(p))]))
-    further = [p for p in tests if p not in near and (folder in p.parents or users & _imports(p))]
-    first, then = ([str(p.relative_to(tree)) for p in group] for group in (near, further))
-    return first, then
+    near = [p for p in tests if p not in named and module in _imports(p)]
+    further = [p for p in tests if p not in (*named, *near) and (folder in p.parents or users & _imports(p))]
+    return tuple([str(p.relative_to(tree)) for p in group] for group in (named, near, further))
 
 
 def run_tests(tree: Path, groups: tuple[list[str], ...], *, limit_s: float) -> Outcome:
