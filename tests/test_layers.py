@@ -144,3 +144,19 @@ def test_file_names_are_unique() -> None:
     """So that an editor's quick-open finds the right one; a command's file is named as the command is."""
     names = Counter(f.name for f in files() if f.name != "__init__.py" and f.parent.name != "cli")
     assert [name for name, count in names.items() if count > 1] == []
+
+
+# Classes of one name in two files, each a network's own block of that name as its paper or checkpoint calls it.
+SAME_CLASS_NAME = {"Block", "Downsample"}
+
+
+def test_class_names_are_unique() -> None:
+    """No two classes of the same name for different things; private ones are their file's own."""
+    places: dict[str, list[str]] = {}
+    for file in files():
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(file.relative_to(PACKAGE).as_posix())
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert twice.keys() == SAME_CLASS_NAME, twice
+    assert all(place.startswith("models/") for found in twice.values() for place in found)

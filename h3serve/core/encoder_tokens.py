@@ -18,7 +18,7 @@ IMAGE_PIXELS = (65_536, 16_777_216)  # smallest and largest area
 VIDEO_PIXELS = (4_096, 25_165_824)  # smallest and largest frames * area
 
 
-class Size(NamedTuple):
+class EncoderSize(NamedTuple):
     """Pixels, width first."""
 
     width: int
@@ -32,7 +32,7 @@ class VideoBlocks(NamedTuple):
     tokens: int
 
 
-def image_size(width: int, height: int) -> Size:
+def image_size(width: int, height: int) -> EncoderSize:
     """The size at which the encoder sees an image of `width` x `height` pixels (7.4)."""
     return _fit(width, height, frames=1, counted=1, limits=IMAGE_PIXELS)
 
@@ -42,7 +42,7 @@ def sampled_frames(frames: int) -> int:
     return -(-frames // SAMPLE_STEP)
 
 
-def video_size(frames: int, width: int, height: int) -> Size:
+def video_size(frames: int, width: int, height: int) -> EncoderSize:
     """The size at which the encoder sees `frames` already sampled frames (7.5).
 
     The budget counts frames rounded to even, half to even, and there is no cap per frame.
@@ -64,21 +64,21 @@ def video_blocks(frames: int, width: int, height: int) -> VideoBlocks:
     return VideoBlocks(-(-sampled // FRAMES_PER_BLOCK), tokens)
 
 
-def _squares(size: Size) -> int:
+def _squares(size: EncoderSize) -> int:
     return (size.width // SQUARE) * (size.height // SQUARE)
 
 
-def _fit(width: int, height: int, *, frames: int, counted: int, limits: tuple[int, int]) -> Size:
+def _fit(width: int, height: int, *, frames: int, counted: int, limits: tuple[int, int]) -> EncoderSize:
     """Nearest multiples of 32; if their volume leaves the limits, the sides are scaled together."""
     smallest, largest = limits
-    nearest = Size(round(width / SQUARE) * SQUARE, round(height / SQUARE) * SQUARE)
+    nearest = EncoderSize(round(width / SQUARE) * SQUARE, round(height / SQUARE) * SQUARE)
     volume = counted * nearest.width * nearest.height
     if volume > largest:
         shrink = math.sqrt(frames * width * height / largest)
-        return Size(_whole_squares(width / shrink), _whole_squares(height / shrink))
+        return EncoderSize(_whole_squares(width / shrink), _whole_squares(height / shrink))
     if volume < smallest:
         grow = math.sqrt(smallest / (frames * width * height))
-        return Size(_enough_squares(width * grow), _enough_squares(height * grow))
+        return EncoderSize(_enough_squares(width * grow), _enough_squares(height * grow))
     return nearest
 
 

@@ -12,7 +12,7 @@ from h3serve.cli.main import run
 from h3serve.runtime import doctor_checks
 
 
-def found() -> dict[str, doctor_checks.Finding]:
+def found() -> dict[str, doctor_checks.MachineFinding]:
     return {finding.subject: finding for finding in doctor_checks.examine()}
 
 

@@ -87,14 +87,14 @@ def test_text_to_video_with_plan_progress_and_playing(page: Page) -> None:
     wait_for(lambda: page.window.execute_script(played))
 
 
-def test_first_picture(page: Page, tmp_path: Path) -> None:
+def test_first_image(page: Page, tmp_path: Path) -> None:
     Image.new("RGB", (640, 360), "teal").save(tmp_path / "first.png")
     page.pick("fl2va")
     page.small()
     page.fill("#prompt", "from a picture")
     page.one(".slot[data-index='0'] input").send_keys(str(tmp_path / "first.png"))
     assert "128×64" in wait_for(lambda: page.text("#plan"))
-    assert page.one(".slot[data-index='0'] img").get_attribute("alt") == "First picture: first.png"
+    assert page.one(".slot[data-index='0'] img").get_attribute("alt") == "First image: first.png"
     video = page.send()
     wait_for(lambda: page.state(video) == "Done")
 

@@ -18,7 +18,7 @@ from h3serve.core.encoder_tokens import (
     SAMPLE_STEP,
     SQUARE,
     VIDEO_PIXELS,
-    Size,
+    EncoderSize,
     image_size,
     video_size,
 )
@@ -63,7 +63,7 @@ def video_patches(frames: np.ndarray) -> tuple[torch.Tensor, Grid]:
     return _patches(_resize(seen, video_size(count, width, height))), video_grid(count, width, height)
 
 
-def _resize(frames: np.ndarray, size: Size) -> torch.Tensor:
+def _resize(frames: np.ndarray, size: EncoderSize) -> torch.Tensor:
     """uint8 `[F, H, W, 3]` -> uint8 `[F, 3, h, w]`.
 
     On uint8 and not on float: torch's integer filter is the one torchvision, and so the reference,

@@ -67,7 +67,7 @@ DEFAULT_REQUEST = {"task": "t2va", "prompt": "a", "target": {"short_edge": 768, 
 
 
 @dataclass(frozen=True)
-class Size:
+class NetworkSize:
     """Bytes of one network: all but its blocks, one block, and how many blocks; `copies` for both partitions."""
 
     rest: int
@@ -82,17 +82,17 @@ class Size:
 
 
 # The released model in bfloat16, without the AdaLN projections of its blocks.
-RELEASED_SIZES: Mapping[str, Size] = {
-    "transformer": Size(1_723_246_080, 770_725_376, 50),
-    "text_encoder": Size(2_746_358_240, 975_196_672, 50),
-    "video_vae": Size(746_784_816, 134_303_744, 36),
-    "audio_vae": Size(605_306_340),
+RELEASED_SIZES: Mapping[str, NetworkSize] = {
+    "transformer": NetworkSize(1_723_246_080, 770_725_376, 50),
+    "text_encoder": NetworkSize(2_746_358_240, 975_196_672, 50),
+    "video_vae": NetworkSize(746_784_816, 134_303_744, 36),
+    "audio_vae": NetworkSize(605_306_340),
 }
 # The same with the linear layers of transformer and text encoder in 8 bits.
-RELEASED_SIZES_8_BITS: Mapping[str, Size] = {
+RELEASED_SIZES_8_BITS: Mapping[str, NetworkSize] = {
     **RELEASED_SIZES,
-    "transformer": Size(1_723_246_080, 385_373_696, 50),
-    "text_encoder": Size(2_746_358_240, 487_608_832, 50),
+    "transformer": NetworkSize(1_723_246_080, 385_373_696, 50),
+    "text_encoder": NetworkSize(2_746_358_240, 487_608_832, 50),
 }
 
 
@@ -107,7 +107,7 @@ class Choice:
     budget: int
     host_bytes: int
     machine: Machine
-    sizes: Mapping[str, Size] = field(repr=False)
+    sizes: Mapping[str, NetworkSize] = field(repr=False)
 
     @property
     def peak(self) -> int:
@@ -159,7 +159,7 @@ def resident_beside(choice: Choice, work: Work) -> int:
     return max(0, min(size.blocks - DEPTH - 1, (choice.budget - FRAGMENTS - held) // max(1, size.block)))
 
 
-def choose(residency: str, sizes: Mapping[str, Size], work: Work, machine: Machine) -> Choice:
+def choose(residency: str, sizes: Mapping[str, NetworkSize], work: Work, machine: Machine) -> Choice:
     """The quickest placement that fits.
 
     RequestError for an unknown residency, CapacityError with the numbers if nothing allowed fits.
@@ -177,7 +177,9 @@ def choose(residency: str, sizes: Mapping[str, Size], work: Work, machine: Machi
     raise too_much(stage, nearest.peak, usable=budget, free=machine.device_free, advice=frugal)
 
 
-def _choice(modes: Mapping[str, Mode], sizes: Mapping[str, Size], work: Work, machine: Machine, budget: int) -> Choice:
+def _choice(
+    modes: Mapping[str, Mode], sizes: Mapping[str, NetworkSize], work: Work, machine: Machine, budget: int
+) -> Choice:
     full: dict[str, Mode] = {name: modes.get(name, "resident") for name in sizes}
     host = sum(size.total * size.copies for name, size in sizes.items() if full[name] != "resident")
     in_files = host > HOST_SHARE * machine.host_free
@@ -192,7 +194,7 @@ def _peak(
     stage: str,
     users: Sequence[str],
     modes: Mapping[str, Mode],
-    sizes: Mapping[str, Size],
+    sizes: Mapping[str, NetworkSize],
     work: Work,
     in_files: bool,
 ) -> int:
@@ -213,7 +215,7 @@ def _peak(
 class Held:
     """A checkpoint's sizes as it will be held: of each network, for a plan's arithmetic, and of the video VAE."""
 
-    networks: Mapping[str, Size]
+    networks: Mapping[str, NetworkSize]
     model: ModelSize
     video_vae: VideoVAEConfig
 
@@ -278,13 +280,13 @@ def _with_host(choice: Choice) -> Choice:
     return choice
 
 
-def sizes_of(opened: Opened, partitions: int, dtype: torch.dtype, *, float8: bool = False) -> dict[str, Size]:
+def sizes_of(opened: Opened, partitions: int, dtype: torch.dtype, *, float8: bool = False) -> dict[str, NetworkSize]:
     """Every network as it will be held: of so many transformers, all but the blocks' AdaLN projections."""
     return {name: _size(one, dtype, partitions, float8=float8) for name, one in opened.items()}
 
 
 def model_size(
-    transformer: TransformerConfig, text_encoder: TextEncoderConfig, sizes: dict[str, Size], dtype: torch.dtype
+    transformer: TransformerConfig, text_encoder: TextEncoderConfig, sizes: dict[str, NetworkSize], dtype: torch.dtype
 ) -> ModelSize:
     """The sizes that a plan's arithmetic needs."""
     text, value_bytes = text_encoder.values["text_config"], dtype.itemsize
@@ -311,7 +313,7 @@ def tiles_for(config: VideoVAEConfig, device_bytes: int, *, fused: bool) -> Tile
     return Tiles(one.encode_bytes, one.image_bytes, one.decode_bytes, *batches)
 
 
-def _size(opened: OpenedComponent, dtype: torch.dtype, partitions: int, *, float8: bool) -> Size:
+def _size(opened: OpenedComponent, dtype: torch.dtype, partitions: int, *, float8: bool) -> NetworkSize:
     name, module = opened.name, opened.build()
     if float8:
         use_float8(module, opened.recipe.float8_linears, dtype)
@@ -322,4 +324,4 @@ def _size(opened: OpenedComponent, dtype: torch.dtype, partitions: int, *, float
     }
     blocks = len(blocks_of(module, name))
     rest, *groups = (sum(group.values()) for group in split(held, name, blocks))
-    return Size(rest, max(groups, default=0), blocks, partitions if name == "transformer" else 1)
+    return NetworkSize(rest, max(groups, default=0), blocks, partitions if name == "transformer" else 1)

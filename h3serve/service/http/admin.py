@@ -14,7 +14,7 @@ from h3serve.service.http.context import AdminOf, Context, ContextOf
 from h3serve.service.http.openapi_schema import ERRORS
 from h3serve.service.jobs.error_replies import Refusal
 from h3serve.service.jobs.job import Json, new_id
-from h3serve.service.workers.messages import Update
+from h3serve.service.workers.messages import UpdateWeights
 
 
 async def get_root(admin: AdminOf, context: ContextOf) -> Path:
@@ -51,7 +51,7 @@ def update_weights(body: WeightUpdate, root: RootOf, context: ContextOf) -> Json
     partition = one_partition(body.partition, served, said="this server has the weights of")
     source = str(_below(root, body.source, "source"))
     tensors = None if body.tensors is None else str(_below(root, body.tensors, "tensors"))
-    update = Update(new_id(), partition, source, tensors, only_check=False)
+    update = UpdateWeights(new_id(), partition, source, tensors, only_check=False)
     made = context.supervisor.updates.make(update)
     return {"object": "weight_update", "source": body.source, "tensors": body.tensors, **made}
 
@@ -76,7 +76,7 @@ def _below(root: Path, name: str, field: str) -> Path:
     raise RequestError(field, name, f"the name of a {kind} below the server's weights folder")
 
 
-class Scale(BaseModel):
+class WorkerCount(BaseModel):
     """How many workers there should be, and on which device new ones run."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -93,7 +93,7 @@ def list_workers(context: ContextOf, admin: AdminOf) -> Json:
 
 
 @router.put("/workers")
-def scale_workers(body: Scale, context: ContextOf, admin: AdminOf) -> Json:
+def scale_workers(body: WorkerCount, context: ContextOf, admin: AdminOf) -> Json:
     """Change how many workers there are, without waiting for it: those that go finish their job first."""
     del admin
     context.check_open()

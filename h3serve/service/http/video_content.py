@@ -1,4 +1,4 @@
-"""The finished files: video, sound, thumbnail; byte ranges, ETag, 409 while not ready, 410 after."""
+"""The finished files: video, audio, thumbnail; byte ranges, ETag, 409 while not ready, 410 after."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from h3serve.core.errors import H3Error
 
 SCHEMA_VERSION = "1"
 _BUSY_MS = 5000  # how long SQLite waits for another program that holds the file
-_WAL_PAGES = 20_000  # 80 MB: before, the caretaker moves them into the database, and no write waits for it
+_WAL_PAGES = 20_000  # 80 MB: before, the janitor moves them into the database, and no write waits for it
 
 # A PostgreSQL server that vanished is noticed within seconds.
 _PATIENCE = {

@@ -25,7 +25,7 @@ class Janitor(threading.Thread):
     """Every `every_s` seconds until `stop` is set."""
 
     def __init__(self, store: JobStore, folder: DataFolder, rule: Retention, *, every_s: float) -> None:
-        super().__init__(name="caretaker", daemon=True)
+        super().__init__(name="janitor", daemon=True)
         self.store, self.folder, self.rule, self.every_s = store, folder, rule, every_s
         self.stop = threading.Event()
 

@@ -53,7 +53,7 @@ def _even_when_full(method: Method) -> Method:
 
 
 class JobStore:
-    """Jobs in the database at `url`. Thread-safe; one server owns a store (see folder.py).
+    """Jobs in the database at `url`. Thread-safe; one server owns a store (see data_folder.py).
 
     `on_full` is asked to make room when a write that ends or removes something finds the disk full.
     """

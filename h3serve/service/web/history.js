@@ -87,7 +87,7 @@ function draw(card) {
   link.hidden = v.status !== "completed";
   if (v.status === "completed" && card.shown !== v.id) {
     card.shown = v.id;
-    picture(card).catch(() => {});
+    showThumbnail(card).catch(() => {});
   }
 }
 
@@ -105,7 +105,7 @@ export function time(seconds) {
   return `${(seconds / 3600).toFixed(1)} h`;
 }
 
-async function picture(card) {
+async function showThumbnail(card) {
   const url = `/v1/videos/${card.dataset.id}/content`;
   const button = Object.assign(document.createElement("button"), { type: "button", ariaLabel: "Play" });
   const image = Object.assign(document.createElement("img"), { alt: "" });

@@ -1,10 +1,10 @@
-// The pictures, clips and sounds of a request: keyframes in two slots, references in an ordered list.
+// The media of a request: keyframes in two slots, references in an ordered list.
 // An item is {file, uri, type, start}: a file of this page, or an input of an earlier job by its uri.
 
 const frames = { 0: null, "-1": null };
 let references = [];
 let changed = () => {};
-const NAMES = { 0: "First picture", "-1": "Last picture" };
+const NAMES = { 0: "First image", "-1": "Last image" };
 const LABELS = { image: "Picture", video: "Video", video_audio: "Video", audio: "Audio" };
 
 export function start(onChange) {
@@ -67,9 +67,9 @@ function drawSlot(slot) {
   slot.replaceChildren();
   if (item) {
     if (item.file) {
-      const picture = element("img", "", { alt: `${NAMES[index]}: ${nameOf(item)}`, src: URL.createObjectURL(item.file) });
-      picture.onload = () => URL.revokeObjectURL(picture.src);
-      slot.append(picture);
+      const image = element("img", "", { alt: `${NAMES[index]}: ${nameOf(item)}`, src: URL.createObjectURL(item.file) });
+      image.onload = () => URL.revokeObjectURL(image.src);
+      slot.append(image);
     } else slot.append(element("p", nameOf(item), { className: "hint" }));
     slot.append(element("button", `Remove ${NAMES[index].toLowerCase()}`, { type: "button", onclick: () => { put(null); slot.querySelector("input").focus(); } }));
     return;
@@ -80,7 +80,7 @@ function drawSlot(slot) {
   slot.append(drop);
 }
 
-// <Picture 1>, <Video 1>, <Audio 2>: a clip's soundtrack takes an audio number too.
+// <Picture 1>, <Video 1>, <Audio 2>: a video's soundtrack takes an audio number too; the prompt's own words.
 function labels() {
   const count = { Picture: 0, Video: 0, Audio: 0 };
   return references.map((item) => {
@@ -100,7 +100,7 @@ function drawReferences() {
     const move = (by) => { references.splice(i + by, 0, ...references.splice(i, 1)); update(); list.children[i + by].querySelector("button").focus(); };
     if (item.type.startsWith("video")) {
       const kind = element("select", "", { onchange: () => { item.type = kind.value; update(); } });
-      kind.append(new Option("picture, sound if any", "video"), new Option("picture and sound", "video_audio"));
+      kind.append(new Option("video, audio if any", "video"), new Option("video and audio", "video_audio"));
       kind.value = item.type;
       const from = element("input", "", { type: "number", min: 0, step: 0.1, value: item.start || 0, onchange: () => { item.start = Number(from.value); changed(); } });
       const uses = element("label", "Uses"), begin = element("label", "From second");

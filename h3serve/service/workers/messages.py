@@ -19,7 +19,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunJob:
     """Generate one job: inputs are read below `inputs`, files written into `attempt_folder`."""
 
     job_id: str
@@ -37,7 +37,7 @@ class Cancel:
 
 
 @dataclass(frozen=True)
-class Update:
+class UpdateWeights:
     """Take new weights between two jobs, or say why not; with `only_check` nothing is changed.
 
     `source` and `tensors` are paths that the worker can read.
@@ -89,7 +89,7 @@ class Beat:
 
 
 @dataclass(frozen=True)
-class Progress:
+class JobProgress:
     """A step of a job; `seconds_left` is None while nobody can know."""
 
     job_id: str
@@ -147,7 +147,7 @@ class UpdateRefused:
     leaves: bool
 
 
-ToWorker = Load | Run | Cancel | Update | Stop
-ToServer = Loaded | LoadFailed | Beat | Progress | Done | Stopped | Failed | Updated | UpdateRefused
+ToWorker = Load | RunJob | Cancel | UpdateWeights | Stop
+ToServer = Loaded | LoadFailed | Beat | JobProgress | Done | Stopped | Failed | Updated | UpdateRefused
 Message = ToWorker | ToServer
 KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}

@@ -1,4 +1,4 @@
-"""The other faces of a finished MP4: its sound alone and a thumbnail."""
+"""What is served beside a finished MP4: its audio alone and a thumbnail."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _THUMBNAIL_SIDE = 480
 
 
 def write_variants(video: Path) -> None:
-    """Write the sound (the same packets, not encoded again) and the first frame beside `video`."""
-    _copy_sound(video, video.with_name(NAMES["audio"]))
+    """Write the audio (the same packets, not encoded again) and the first frame beside `video`."""
+    _copy_audio(video, video.with_name(NAMES["audio"]))
     with av.open(str(video)) as box:
-        picture = next(box.decode(video=0)).to_image()
-    picture.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
-    picture.save(video.with_name(NAMES["thumbnail"]), quality=85)
+        image = next(box.decode(video=0)).to_image()
+    image.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
+    image.save(video.with_name(NAMES["thumbnail"]), quality=85)
 
 
 def keep_files(folder: Path) -> Json:
@@ -37,7 +37,7 @@ def keep_files(folder: Path) -> Json:
     return {variant: _describe(variant, path) for variant, path in present.items()}
 
 
-def _copy_sound(video: Path, target: Path) -> None:
+def _copy_audio(video: Path, target: Path) -> None:
     with av.open(str(video)) as source, av.open(str(target), "w", format="ipod", options=MUXER) as box:
         track = source.streams.audio[0]
         copy = box.add_stream_from_template(track)

@@ -19,11 +19,11 @@ from h3serve.service.workers.messages import (
     Cancel,
     Done,
     Failed,
+    JobProgress,
     Load,
     Loaded,
     LoadFailed,
-    Progress,
-    Run,
+    RunJob,
     Stop,
     Stopped,
 )
@@ -235,7 +235,7 @@ class Slot(threading.Thread):
     def _watch(self, watchdog: Watchdog, job: Job) -> bool:
         folder = self.ledger.folder
         inputs, attempt = folder.inputs(job.id), folder.attempt(job)
-        watchdog.send(Run(job.id, job.attempts, job.request, str(inputs), str(attempt)))
+        watchdog.send(RunJob(job.id, job.attempts, job.request, str(inputs), str(attempt)))
         if self.ledger.is_cancel_requested(job):  # between the claim and `self.job`
             self._cancel_wanted.set()
         cancel_by: float | None = None
@@ -260,11 +260,11 @@ class Slot(threading.Thread):
         A message about another job or attempt is late and means nothing.
         """
         message = watchdog.receive(_LOOK_S)
-        if not isinstance(message, Progress | Done | Failed | Stopped):
+        if not isinstance(message, JobProgress | Done | Failed | Stopped):
             return None
         if (message.job_id, message.attempt) != (job.id, job.attempts):
             return None
-        if isinstance(message, Progress):
+        if isinstance(message, JobProgress):
             step = Snapshot(message.stage, message.step, message.steps, message.seconds_left)
             self.ledger.board.update(job, step)
             return None

@@ -34,16 +34,16 @@ from h3serve.service.workers.messages import (
     Cancel,
     Done,
     Failed,
+    JobProgress,
     Load,
     Loaded,
     LoadFailed,
-    Progress,
-    Run,
+    RunJob,
     Stop,
     Stopped,
-    Update,
     Updated,
     UpdateRefused,
+    UpdateWeights,
 )
 from h3serve.service.workers.output_variants import NAMES, keep_files, write_variants
 from h3serve.system.parent_death import end_with_parent
@@ -55,7 +55,7 @@ _LOOK_S = 1.0  # how often an idle worker asks whether its engine is whole
 OnProgress = Callable[[str, int, int, float | None], None]
 
 
-class Engine(Protocol):
+class WorkerEngine(Protocol):
     """A loaded model: the tasks it serves, seconds and memory peaks of its loading.
 
     `size_rules` are the fields of core's `SizeRules`, `model_size` those of its `ModelSize` as the weights are held,
@@ -88,7 +88,7 @@ class Engine(Protocol):
         ...
 
 
-def main(build: Callable[[Json], Engine]) -> None:
+def main(build: Callable[[Json], WorkerEngine]) -> None:
     """Serve jobs over the inherited socket whose number is the first argument."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when a worker ends
@@ -101,23 +101,23 @@ class Worker:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.todo: queue.SimpleQueue[Run | Update | Stop] = queue.SimpleQueue()
+        self.todo: queue.SimpleQueue[RunJob | UpdateWeights | Stop] = queue.SimpleQueue()
         self.stage, self.stepped_at = "load", time.monotonic()
         self.cancelled: set[str] = set()
 
-    def serve(self, build: Callable[[Json], Engine]) -> None:
+    def serve(self, build: Callable[[Json], WorkerEngine]) -> None:
         first = self.channel.receive()
         assert isinstance(first, Load)
         for target, argument in ((self._read, None), (self._beat, first.beat_s)):
             threading.Thread(target=target, args=(argument,), daemon=True).start()
         engine = self._load(build, first.settings)
         while engine is not None and not isinstance(task := self._next(engine), Stop):
-            goes_on = self._run(engine, task) if isinstance(task, Run) else self._update(engine, task)
+            goes_on = self._run(engine, task) if isinstance(task, RunJob) else self._update(engine, task)
             if not goes_on:
                 return
             gc.collect()
 
-    def _next(self, engine: Engine) -> Run | Update | Stop:
+    def _next(self, engine: WorkerEngine) -> RunJob | UpdateWeights | Stop:
         """What to do next; ends the process when it could do nothing any more, rather than with the next job."""
         while not engine.is_broken:
             with suppress(queue.Empty):
@@ -125,7 +125,7 @@ class Worker:
         log.error("a rank of this worker is gone")
         sys.exit(1)
 
-    def _load(self, build: Callable[[Json], Engine], settings: Json) -> Engine | None:
+    def _load(self, build: Callable[[Json], WorkerEngine], settings: Json) -> WorkerEngine | None:
         try:
             engine = build(settings)
         except Exception as error:
@@ -139,7 +139,7 @@ class Worker:
         self.channel.send(Loaded(list(engine.tasks), engine.load_stats, *held))
         return engine
 
-    def _run(self, engine: Engine, run: Run) -> bool:
+    def _run(self, engine: WorkerEngine, run: RunJob) -> bool:
         """Do one job and report how it ended; False when this worker should be replaced."""
         name = (run.job_id, run.attempt)
         try:
@@ -159,7 +159,7 @@ class Worker:
             self.stage = ""
             self.cancelled.discard(run.job_id)
 
-    def _update(self, engine: Engine, update: Update) -> bool:
+    def _update(self, engine: WorkerEngine, update: UpdateWeights) -> bool:
         """Take new weights and report it; False when this worker should be replaced."""
         self.stage = "update weights"
         try:
@@ -176,12 +176,12 @@ class Worker:
         finally:
             self.stage = ""
 
-    def _generate(self, engine: Engine, run: Run) -> tuple[Json, Json]:
+    def _generate(self, engine: WorkerEngine, run: RunJob) -> tuple[Json, Json]:
         def on_progress(stage: str, step: int, steps: int, seconds_left: float | None) -> None:
             self.stage, self.stepped_at = stage, time.monotonic()
             if run.job_id in self.cancelled:
                 raise Cancelled("the job was cancelled")
-            message = Progress(run.job_id, run.attempt, stage, step, steps, seconds_left)
+            message = JobProgress(run.job_id, run.attempt, stage, step, steps, seconds_left)
             self.channel.send(message)
 
         folder = Path(run.attempt_folder)
@@ -194,8 +194,8 @@ class Worker:
         stats = {**stats, "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         try:
             write_variants(video)
-        except Exception:  # a film is not thrown away for want of its thumbnail
-            log.exception("no sound or thumbnail", extra={"job": run.job_id})
+        except Exception:  # a video is not thrown away for want of its thumbnail
+            log.exception("no audio or thumbnail", extra={"job": run.job_id})
         files = keep_files(folder)
         write_result(folder, {"stats": stats, "files": files})
         return stats, files
@@ -206,7 +206,7 @@ class Worker:
                 message = self.channel.receive()
                 if isinstance(message, Cancel):
                     self.cancelled.add(message.job_id)
-                elif isinstance(message, Run | Update | Stop):
+                elif isinstance(message, RunJob | UpdateWeights | Stop):
                     self.todo.put(message)
         except Closed:
             os._exit(1)  # nobody is left to work for

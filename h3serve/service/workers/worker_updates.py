@@ -17,7 +17,7 @@ from typing import Protocol
 
 from h3serve.service.jobs.error_replies import Refusal
 from h3serve.service.jobs.job import Json
-from h3serve.service.workers.messages import Update, Updated, UpdateRefused
+from h3serve.service.workers.messages import Updated, UpdateRefused, UpdateWeights
 from h3serve.service.workers.watchdog import Watchdog, WorkerLost
 
 log = logging.getLogger("h3serve.supervisor")
@@ -45,7 +45,7 @@ class WeightUpdates:
     def is_busy(self) -> bool:
         return self._busy.locked()
 
-    def make(self, update: Update) -> Json:
+    def make(self, update: UpdateWeights) -> Json:
         """Made on every worker; what each of them has dropped with the old weights.
 
         Refusal 409 while another one is under way, 422 with the reason if a worker refuses it, 503 if one is lost:
@@ -73,7 +73,7 @@ class WeightUpdates:
             self._busy.release()
 
 
-def _everywhere(takers: Sequence[Taker], update: Update) -> list[Updated]:
+def _everywhere(takers: Sequence[Taker], update: UpdateWeights) -> list[Updated]:
     under_way = [taker.updates.put(update) for taker in takers]
     ends = [_end_of(*pair) for pair in zip(takers, under_way, strict=True)]
     refused = next((end for end in ends if isinstance(end, UpdateRefused)), None)
@@ -108,12 +108,12 @@ class SlotUpdates:
     def __init__(self, *, wake: threading.Event, limit_s: float, is_over: Callable[[], bool]) -> None:
         """`wake` rouses the slot; a worker that takes longer than `limit_s`, or until `is_over`, is ended."""
         self._wake, self._limit_s, self._is_over = wake, limit_s, is_over
-        self._waiting: queue.SimpleQueue[tuple[Update, Future[End]]] = queue.SimpleQueue()
-        self._made: tuple[Update, ...] = ()
-        self._before: tuple[Update, ...] = ()  # the last one
+        self._waiting: queue.SimpleQueue[tuple[UpdateWeights, Future[End]]] = queue.SimpleQueue()
+        self._made: tuple[UpdateWeights, ...] = ()
+        self._before: tuple[UpdateWeights, ...] = ()  # the last one
         self.renew = threading.Event()  # the worker has an update that was taken back
 
-    def put(self, update: Update) -> Future[End]:
+    def put(self, update: UpdateWeights) -> Future[End]:
         """How it ends; the future never fails."""
         future: Future[End] = Future()
         self._waiting.put((update, future))
@@ -161,12 +161,12 @@ class SlotUpdates:
             update, future = self._waiting.get()
             future.set_result(UpdateRefused(update.update_id, STOPPING, leaves=True))
 
-    def _remember(self, update: Update) -> None:
+    def _remember(self, update: UpdateWeights) -> None:
         """A whole checkpoint takes the place of whatever its partition had before."""
         kept = [m for m in self._made if update.tensors is not None or m.partition != update.partition]
         self._before, self._made = self._made, (*kept, update)
 
-    def _exchange(self, watchdog: Watchdog, update: Update) -> End:
+    def _exchange(self, watchdog: Watchdog, update: UpdateWeights) -> End:
         watchdog.send(update)
         deadline = time.monotonic() + self._limit_s
         while True:

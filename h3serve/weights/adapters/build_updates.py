@@ -25,13 +25,13 @@ from h3serve.weights.adapters.updates import (
 from h3serve.weights.files.tensor_index import TensorInfo
 
 
-class TensorReader:
+class AdapterReader:
     """Reads the tensors of one file; every number has to be finite."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def __enter__(self) -> TensorReader:
+    def __enter__(self) -> AdapterReader:
         try:
             self._open = safe_open(self.path, framework="pt").__enter__()
         except (SafetensorError, OSError) as error:
@@ -56,7 +56,7 @@ class TensorReader:
         return value
 
 
-def build_updates(group: LayerTensors, reader: TensorReader, rule: AlphaRule) -> list[Update]:
+def build_updates(group: LayerTensors, reader: AdapterReader, rule: AlphaRule) -> list[Update]:
     """The updates of one layer, whose tensors were found to fit, in our row order."""
     builder = _Builder(group, reader)
     family = [builder.family(rule)] if group.family else []
@@ -66,7 +66,7 @@ def build_updates(group: LayerTensors, reader: TensorReader, rule: AlphaRule) ->
 class _Builder:
     """Reads one layer's tensors."""
 
-    def __init__(self, group: LayerTensors, reader: TensorReader) -> None:
+    def __init__(self, group: LayerTensors, reader: AdapterReader) -> None:
         self.group, self.reader, self.layer = group, reader, group.layer
         self.place = (self.layer.weight, self.layer.first, self.layer.rows)
 

@@ -24,7 +24,7 @@ from h3serve.weights.adapters.adapter_grammar import (
     taken_apart,
 )
 from h3serve.weights.adapters.adapter_layers import GATE, AdapterLayers, adapter_layers
-from h3serve.weights.adapters.build_updates import TensorReader, build_updates
+from h3serve.weights.adapters.build_updates import AdapterReader, build_updates
 from h3serve.weights.adapters.layer_tensors import LayerTensors
 from h3serve.weights.adapters.updates import HeadBank, LowRank, Scale, Update
 from h3serve.weights.files.tensor_index import TensorInfo, some
@@ -180,7 +180,7 @@ def _updates(file: AdapterFile, groups: Sequence[LayerTensors], rule: AlphaRule)
     for group in groups:
         group.check(file.path)
     updates: list[Update] = []
-    with TensorReader(file.path) as reader:
+    with AdapterReader(file.path) as reader:
         for group in groups:
             updates += build_updates(group, reader, rule)
     _check_overlaps(file.path, updates)

@@ -36,7 +36,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Part:
+class DemoPart:
     """One network: its config and the tensors that only a file holds, per layout, and its state."""
 
     name: str
@@ -61,7 +61,7 @@ class Part:
         save_shards(tensors, weights, stem="model" if native else "diffusion_pytorch_model", shards=SHARDS[self.name])
 
 
-Parts = Mapping[str, Part]  # by `probes.key`
+DemoParts = Mapping[str, DemoPart]  # by `probes.key`
 
 
 def write_demo_checkpoint(folder: Path, layout: Layout = "original", *, seed: int = 0) -> None:
@@ -75,7 +75,7 @@ def write_demo_checkpoint(folder: Path, layout: Layout = "original", *, seed: in
     write_checkpoint(folder, layout, make_parts(tokenizer, seed), tokenizer)
 
 
-def write_checkpoint(folder: Path, layout: Layout, parts: Parts, tokenizer: Tokenizer) -> None:
+def write_checkpoint(folder: Path, layout: Layout, parts: DemoParts, tokenizer: Tokenizer) -> None:
     """Write these networks, and what the canary compares with, into a new or empty folder; whole or not at all."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise RequestError("folder", str(folder), "it must be new or empty")
@@ -87,7 +87,7 @@ def write_checkpoint(folder: Path, layout: Layout, parts: Parts, tokenizer: Toke
         record(open_folder(staging), demo_sizes.SIZE_RULES)
 
 
-def make_parts(tokenizer: Tokenizer, seed: int) -> Parts:
+def make_parts(tokenizer: Tokenizer, seed: int) -> DemoParts:
     """All networks of a seed, each from a generator of its own."""
     makers = (_transformer, _transformer, _text_encoder, _video_vae, _audio_vae)
     keys = (*(key("transformer", name) for name in TRANSFORMERS), "text_encoder", "video_vae", "audio_vae")
@@ -97,15 +97,15 @@ def make_parts(tokenizer: Tokenizer, seed: int) -> Parts:
     return parts
 
 
-def _transformer(generator: torch.Generator, tokenizer: Tokenizer) -> Part:
+def _transformer(generator: torch.Generator, tokenizer: Tokenizer) -> DemoPart:
     del tokenizer
     configs = {layout: demo_sizes.transformer(layout) for layout in LAYOUTS}
     config = RECIPES["transformer"].read_config(configs["original"])
     state = demo_weights.denoiser(config, generator).state_dict()
-    return Part("transformer", configs, state, {"original": {"rope.inv_freq": inverse_frequencies(config)}})
+    return DemoPart("transformer", configs, state, {"original": {"rope.inv_freq": inverse_frequencies(config)}})
 
 
-def _text_encoder(generator: torch.Generator, tokenizer: Tokenizer) -> Part:
+def _text_encoder(generator: torch.Generator, tokenizer: Tokenizer) -> DemoPart:
     values = demo_sizes.text_encoder(tokenizer.get_vocab(with_added_tokens=True))
     recipe = RECIPES["text_encoder"]
     config = recipe.read_config(values)
@@ -113,27 +113,27 @@ def _text_encoder(generator: torch.Generator, tokenizer: Tokenizer) -> Part:
     used = {entry.target for entry in recipe.key_map(config, "original").entries}
     unused = {name: tensor for name, tensor in tensors.items() if name not in used}
     state = {name: tensors[name] for name in used}
-    return Part("text_encoder", dict.fromkeys(LAYOUTS, values), state, dict.fromkeys(LAYOUTS, unused))
+    return DemoPart("text_encoder", dict.fromkeys(LAYOUTS, values), state, dict.fromkeys(LAYOUTS, unused))
 
 
-def _video_vae(generator: torch.Generator, tokenizer: Tokenizer) -> Part:
+def _video_vae(generator: torch.Generator, tokenizer: Tokenizer) -> DemoPart:
     del tokenizer
     latents = demo_weights.statistics(24, generator, mean=0.6, std=(0.5, 2.5))
     configs = {layout: demo_sizes.video_vae(layout, latents) for layout in LAYOUTS}
     config = RECIPES["video_vae"].read_config(configs["diffusers"])
     state = demo_weights.video_vae(config, generator).state_dict()
-    return Part("video_vae", configs, state, {"original": {"decoder.mask_token": torch.zeros(1, 1, config.width)}})
+    return DemoPart("video_vae", configs, state, {"original": {"decoder.mask_token": torch.zeros(1, 1, config.width)}})
 
 
-def _audio_vae(generator: torch.Generator, tokenizer: Tokenizer) -> Part:
+def _audio_vae(generator: torch.Generator, tokenizer: Tokenizer) -> DemoPart:
     del tokenizer
     latents = demo_weights.statistics(32, generator, mean=0.25, std=(1.4, 2.8))
     configs = {layout: demo_sizes.audio_vae(layout, latents) for layout in LAYOUTS}
     config = RECIPES["audio_vae"].read_config(configs["diffusers"])
-    return Part("audio_vae", configs, demo_weights.audio_vae(config, generator).state_dict())
+    return DemoPart("audio_vae", configs, demo_weights.audio_vae(config, generator).state_dict())
 
 
-def _write_original(root: Path, parts: Parts, tokenizer: Tokenizer) -> None:
+def _write_original(root: Path, parts: DemoParts, tokenizer: Tokenizer) -> None:
     first, *others = (root / name for name in PARTITION_FOLDERS)
     _write_shared(first, parts, tokenizer, layout="original")
     for folder in others:  # the release repeats these files; here they are the same ones twice
@@ -144,7 +144,7 @@ def _write_original(root: Path, parts: Parts, tokenizer: Tokenizer) -> None:
         parts[key("transformer", partition)].write(folder, "original", weights=folder)
 
 
-def _write_diffusers(root: Path, parts: Parts, tokenizer: Tokenizer) -> None:
+def _write_diffusers(root: Path, parts: DemoParts, tokenizer: Tokenizer) -> None:
     _write_shared(root, parts, tokenizer, layout="diffusers")
     for partition, name in TRANSFORMERS.items():
         parts[key("transformer", partition)].write(root / name, "diffusers", weights=root / name)
@@ -153,7 +153,7 @@ def _write_diffusers(root: Path, parts: Parts, tokenizer: Tokenizer) -> None:
     write_json(root / "modular_model_index.json", demo_sizes.diffusers_index())
 
 
-def _write_shared(root: Path, parts: Parts, tokenizer: Tokenizer, *, layout: Layout) -> None:
+def _write_shared(root: Path, parts: DemoParts, tokenizer: Tokenizer, *, layout: Layout) -> None:
     """All that both partitions have in common."""
     original = layout == "original"
     video = root / ("video_vae" if original else "vae")

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from h3serve.core.errors import CheckpointError
 from h3serve.core.model_name import TRANSFORMERS
 from h3serve.models.transformer.transformer import inverse_frequencies
-from h3serve.weights.demo.demo_random import Part, Parts, flat, write_checkpoint
+from h3serve.weights.demo.demo_random import DemoPart, DemoParts, flat, write_checkpoint
 from h3serve.weights.files.tensor_index import read_json
 from h3serve.weights.formats.checksums import key
 from h3serve.weights.formats.components import RECIPES
@@ -45,7 +45,7 @@ def write_trained_checkpoint(folder: Path, trained: Path = TRAINED) -> None:
     write_checkpoint(folder, "original", parts, tokenizer)
 
 
-def read_trained(trained: Path = TRAINED) -> tuple[Parts, Tokenizer]:
+def read_trained(trained: Path = TRAINED) -> tuple[DemoParts, Tokenizer]:
     """All networks, in memory as a checkpoint stores them, and the tokenizer."""
     manifest = read_json(trained / CONFIG)
     for name, digest in manifest["files"].items():
@@ -70,7 +70,7 @@ def digest_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _part(trained: Path, name: str, raw: dict[str, Any]) -> Part:
+def _part(trained: Path, name: str, raw: dict[str, Any]) -> DemoPart:
     recipe, file = RECIPES[network(name)], trained / file_names()[name]
     config = recipe.read_config(flat(raw))
     module = recipe.build(config)  # not on meta: its buffers are in no file
@@ -80,7 +80,7 @@ def _part(trained: Path, name: str, raw: dict[str, Any]) -> Part:
     held = {t: torch.zeros_like(own) if LAYERS.match(t) else own for t, own in module.state_dict().items()} | packed
     state = {target: tensor.to(recipe.dtype_of(target, STORED[network(name)])) for target, tensor in held.items()}
     only_file = {"rope.inv_freq": inverse_frequencies(config)} if network(name) == "transformer" else {}
-    return Part(network(name), {"original": raw}, state, {"original": only_file})
+    return DemoPart(network(name), {"original": raw}, state, {"original": only_file})
 
 
 def _check(file: Path, digest: str) -> None:

@@ -13,7 +13,7 @@ from h3serve.service.jobs.data_folder import DataFolder
 from h3serve.service.jobs.job import Json
 from h3serve.service.jobs.job_store import JobStore
 from h3serve.service.service_settings import ServiceSettings
-from h3serve.service.workers.messages import Update
+from h3serve.service.workers.messages import UpdateWeights
 from tests.service.client import client_of, context_of
 
 KEYS = KeyRing((Caller("ann", hash_key("ann-key")), Caller("ops", hash_key("ops-key"), is_admin=True)))
@@ -32,11 +32,11 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Update]:
+def made(monkeypatch: pytest.MonkeyPatch) -> list[UpdateWeights]:
     """What the workers would get."""
-    updates: list[Update] = []
+    updates: list[UpdateWeights] = []
 
-    def make(self: object, update: Update) -> Json:
+    def make(self: object, update: UpdateWeights) -> Json:
         updates.append(update)
         return {"id": update.update_id, "workers": []}
 
@@ -45,11 +45,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Update]:
 
 
 @pytest.fixture
-def http(store: JobStore, folder: DataFolder, root: Path, made: list[Update]) -> TestClient:
+def http(store: JobStore, folder: DataFolder, root: Path, made: list[UpdateWeights]) -> TestClient:
     return client_of(context_of(store, folder, KEYS, weights=root))
 
 
-def test_an_admin_names_what_lies_in_the_folder(http: TestClient, root: Path, made: list[Update]) -> None:
+def test_an_admin_names_what_lies_in_the_folder(http: TestClient, root: Path, made: list[UpdateWeights]) -> None:
     body = {"source": "new", "tensors": "some.safetensors", "partition": "ref2va"}
     reply = http.post(URL, json=body, headers=OPS)
     assert reply.status_code == 200 and reply.json()["object"] == "weight_update"
@@ -61,7 +61,7 @@ def test_an_admin_names_what_lies_in_the_folder(http: TestClient, root: Path, ma
 
 
 @pytest.mark.parametrize(("headers", "status"), [({}, 401), ({"Authorization": "Bearer ann-key"}, 403)])
-def test_others_may_not(http: TestClient, made: list[Update], headers: dict[str, str], status: int) -> None:
+def test_others_may_not(http: TestClient, made: list[UpdateWeights], headers: dict[str, str], status: int) -> None:
     assert http.post(URL, json={"source": "new"}, headers=headers).status_code == status
     assert http.get(URL, headers=headers).status_code == status
     assert not made
@@ -86,7 +86,7 @@ def test_others_may_not(http: TestClient, made: list[Update], headers: dict[str,
         ({"source": "new", "tensors": "../data", "partition": "fl2va"}, "tensors"),
     ],
 )
-def test_a_wrong_body_is_told_its_field(http: TestClient, made: list[Update], body: Json, param: str) -> None:
+def test_a_wrong_body_is_told_its_field(http: TestClient, made: list[UpdateWeights], body: Json, param: str) -> None:
     reply = http.post(URL, json=body, headers=OPS)
     assert reply.status_code == 400 and reply.json()["error"]["param"] == param, reply.text
     assert not made

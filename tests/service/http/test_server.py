@@ -56,5 +56,5 @@ def test_health_sees_a_thread_that_ended(folder: DataFolder, store: JobStore, mo
     monkeypatch.setattr(server, "run", run)
     with bind("127.0.0.1", 0) as listener:
         server.live(listener, bytes(24))
-    assert [thread.name for thread in context.helpers] == ["caretaker", "webhooks"]
+    assert [thread.name for thread in context.helpers] == ["janitor", "webhooks"]
     assert seen == [200, 503, 503]

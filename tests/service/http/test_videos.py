@@ -346,14 +346,14 @@ def test_faults_are_clear_and_the_service_goes_on(
     def fail(*_: Any, **__: Any) -> Any:
         raise fault
 
-    picture = {"input_reference": ("a.png", png(), "image/png")}
+    image = {"input_reference": ("a.png", png(), "image/png")}
     with monkeypatch.context() as patch:
         patch.setattr(store, "put", fail)
-        reply = http.post("/v1/videos", data={"prompt": "a"}, files=picture)
+        reply = http.post("/v1/videos", data={"prompt": "a"}, files=image)
     assert reply.status_code == status and "/srv" not in reply.text and "Traceback" not in reply.text
     assert reply.json()["error"]["type"] == "server_error" and "x-frame-options" in reply.headers
     assert list((folder.root / "incoming").iterdir()) == list((folder.root / "jobs").iterdir()) == []
-    assert http.post("/v1/videos", data={"prompt": "a"}, files=picture).status_code == 200
+    assert http.post("/v1/videos", data={"prompt": "a"}, files=image).status_code == 200
 
 
 def png() -> bytes:
@@ -362,7 +362,7 @@ def png() -> bytes:
     return file.getvalue()
 
 
-def test_a_picture_in_every_form(http: TestClient) -> None:
+def test_an_image_in_every_form(http: TestClient) -> None:
     uri = "data:image/png;base64," + base64.b64encode(png()).decode()
     file = {"input_reference": ("a.png", png(), "image/png")}
     replies = [

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from h3serve.service.workers.channel import Channel, Closed, decode, encode
-from h3serve.service.workers.messages import KINDS, Beat, Progress, Run
+from h3serve.service.workers.messages import KINDS, Beat, JobProgress, RunJob
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -58,11 +58,11 @@ def pair() -> tuple[Channel, Channel]:
 
 def test_many_senders_one_receiver_and_large_messages() -> None:
     ours, theirs = pair()
-    long = Run("j", 1, {"prompt": "x" * 300_000}, "in", "out")
+    long = RunJob("j", 1, {"prompt": "x" * 300_000}, "in", "out")
 
     def send() -> None:
         for step in range(50):
-            ours.send(Progress("j", 1, "denoise", step, 50, None))
+            ours.send(JobProgress("j", 1, "denoise", step, 50, None))
 
     threads = [threading.Thread(target=send) for _ in range(4)]
     threads.append(threading.Thread(target=ours.send, args=(long,)))
@@ -71,7 +71,7 @@ def test_many_senders_one_receiver_and_large_messages() -> None:
     got = [theirs.receive(5) for _ in range(201)]
     for thread in threads:
         thread.join()
-    assert long in got and sum(isinstance(m, Progress) for m in got) == 200
+    assert long in got and sum(isinstance(m, JobProgress) for m in got) == 200
     assert theirs.receive(0) is None
 
 

@@ -22,7 +22,7 @@ from h3serve.service.workers import watchdog as watchdog_module
 from h3serve.service.workers import worker_process as process_module
 from h3serve.service.workers.channel import Channel, Closed
 from h3serve.service.workers.job_ledger import Ledger
-from h3serve.service.workers.messages import Beat, Cancel, Done, Load, Message, Progress, Run
+from h3serve.service.workers.messages import Beat, Cancel, Done, JobProgress, Load, Message, RunJob
 from h3serve.service.workers.slot import Slot, SlotState
 from h3serve.service.workers.watchdog import Watchdog, WorkerLost
 from h3serve.service.workers.worker_process import WorkerProcess
@@ -245,7 +245,7 @@ def scripted() -> Iterator[Scripted]:
 def test_a_worker_that_does_not_read_is_lost(scripted: Scripted) -> None:
     watchdog = Watchdog(scripted, WorkerRules(silent_s=0.2))  # type: ignore[arg-type]
     with pytest.raises(WorkerLost, match=r"did not read for 0\.2 s"):
-        watchdog.send(Run("j", 1, {"prompt": "x" * 3_000_000}, "in", "out"))
+        watchdog.send(RunJob("j", 1, {"prompt": "x" * 3_000_000}, "in", "out"))
     assert scripted.ended == 1
 
 
@@ -281,7 +281,7 @@ def test_what_an_earlier_attempt_or_another_job_says_means_nothing(
     late: list[Message] = [
         Done(job.id, 1, {"late": 1}, {}),
         Done("video_other", 2, {"late": 2}, {}),
-        Progress(job.id, 1, "late", 1, 2, None),
+        JobProgress(job.id, 1, "late", 1, 2, None),
     ]
     for message in (*late, Done(job.id, 2, {"seconds": {}}, files)):
         scripted.far.send(message)
@@ -292,7 +292,7 @@ def test_what_an_earlier_attempt_or_another_job_says_means_nothing(
     told = []
     while (message := scripted.far.receive(0)) is not None:
         told.append(type(message))
-    assert told == [Run] and Cancel not in told
+    assert told == [RunJob] and Cancel not in told
 
 
 def test_a_closed_channel_is_closed_for_both_directions(scripted: Scripted) -> None:

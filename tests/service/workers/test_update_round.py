@@ -10,7 +10,7 @@ from h3serve.service.jobs.data_folder import DataFolder
 from h3serve.service.jobs.error_replies import Refusal
 from h3serve.service.jobs.job import Job, Json, State
 from h3serve.service.jobs.job_store import JobStore
-from h3serve.service.workers.messages import Update
+from h3serve.service.workers.messages import UpdateWeights
 from tests.service.workers.test_supervisor import Service, until
 
 Make = Callable[..., Service]
@@ -32,7 +32,7 @@ def start(folder: DataFolder, store: JobStore) -> Iterator[Make]:
 
 def update(service: Service, name: str, **changes: Any) -> Json:
     values = {"update_id": name, "partition": "fl2va", "source": f"/srv/{name}", "tensors": None, "only_check": False}
-    return service.supervisor.updates.make(Update(**{**values, **changes}))
+    return service.supervisor.updates.make(UpdateWeights(**{**values, **changes}))
 
 
 def film(service: Service, seed: int = 1, prompt: str = "a lion") -> bytes:
