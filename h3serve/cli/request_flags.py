@@ -19,7 +19,7 @@ from h3serve.media.sources.open_source import open_source
 
 RequestFile = Annotated[Path | None, typer.Argument(help="A request as JSON (the HTTP body).", show_default=False)]
 SECONDS = 5.0  # of a video that is asked for by flags alone
-_FIELDS = ("task", "prompt", "num_inference_steps", "seed")
+_FIELDS = ("task", "prompt", "num_inference_steps", "seed", "solver")
 _TARGET = ("short_edge", "aspect_ratio", "duration_seconds")
 
 
@@ -44,6 +44,7 @@ class RequestFlags:
     )
     num_inference_steps: int | None = option(None, "Model evaluations.", flag="--steps")
     seed: int | None = option(None, "0 to 2^63-1.")
+    solver: str | None = option(None, "euler, or multistep: second order, for 10 to 25 evaluations.")
 
     def given(self, names: Sequence[str]) -> dict[str, Any]:
         """The fields among `names` that were given."""

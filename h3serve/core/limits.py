@@ -8,6 +8,7 @@ from typing import Literal
 Task = Literal["t2va", "fl2va", "ref2va"]
 Partition = Literal["fl2va", "ref2va"]
 Quality = Literal["exact", "lossless", "fast"]
+Solver = Literal["euler", "multistep"]
 
 PARTITION_OF: dict[Task, Partition] = {"t2va": "fl2va", "fl2va": "fl2va", "ref2va": "ref2va"}
 KEYFRAME_SIGNATURES = ((0,), (-1,), (0, -1))
@@ -37,6 +38,7 @@ class Limits:
     max_prompt_characters: int = 65_536  # no text that a person writes has so few tokens a character
     min_shift: float = 0.01  # ours too: between them all points of a schedule are distinct in float32
     max_shift: float = 1000.0
+    min_sigma_gap: float = 1e-6  # ours: such neighbours, and their timesteps, are distinct in float32
 
 
 LIMITS = Limits()

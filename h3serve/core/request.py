@@ -9,6 +9,7 @@ complaint of the validation library into a RequestError that names the field. Wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -25,6 +26,7 @@ from h3serve.core.limits import (
     KEYFRAME_SIGNATURES,
     LIMITS,
     Quality,
+    Solver,
     Task,
 )
 from h3serve.core.prompt import check_prompt
@@ -48,6 +50,11 @@ _Shift = Annotated[
         le=LIMITS.max_shift,
         description=f"a number from {LIMITS.min_shift:g} to {LIMITS.max_shift:g}",
     ),
+]
+_SIGMAS = f"2 to {LIMITS.max_steps + 1} numbers that fall from 1 to 0, each by {LIMITS.min_sigma_gap:g} or more"
+_SigmaList = Annotated[
+    tuple[Annotated[float, Field(strict=True, allow_inf_nan=False)], ...],
+    Field(min_length=2, max_length=LIMITS.max_steps + 1, description=_SIGMAS),
 ]
 
 
@@ -89,6 +96,13 @@ class Target(_Value):
     duration_seconds: Annotated[float | None, Field(strict=True, allow_inf_nan=False, description=_SECONDS)] = None
 
 
+class Sigmas(_Value):
+    """An explicit schedule: the noise levels before each evaluation, and a 0 at the end."""
+
+    video: _SigmaList
+    audio: _SigmaList
+
+
 class GenerationRequest(_Value):
     """One video with its soundtrack. `num_inference_steps` counts model evaluations."""
 
@@ -101,15 +115,30 @@ class GenerationRequest(_Value):
     seed: Annotated[
         int, Field(strict=True, ge=0, le=LIMITS.max_seed, description="a whole number from 0 to 2^63-1")
     ] = DEFAULT_SEED
+    sigmas: Annotated[
+        Sigmas | None, Field(description="an object with video and audio, two lists of equally many sigmas")
+    ] = None  # None: from num_inference_steps and the shifts
     num_inference_steps: Annotated[
         int, Field(strict=True, ge=1, le=LIMITS.max_steps, description=f"a whole number from 1 to {LIMITS.max_steps}")
     ] = DEFAULT_STEPS
     flow_shift: _Shift = None  # None: the checkpoint's own
     audio_flow_shift: _Shift = None
+    solver: Annotated[Solver, Field(description=_one_of(Solver))] = "euler"
     imgvid_cond_noise_aug_for_inference: _Level = DEFAULT_VISUAL_CONDITION_LEVEL
     audio_cond_noise_aug_for_inference: _Level = DEFAULT_AUDIO_CONDITION_LEVEL
     reference_resize_mode: Annotated[ResizeMode, Field(description=_one_of(ResizeMode))] = "diffusers"
     quality: Annotated[Quality | None, Field(description=_one_of(Quality))] = None  # None: the engine's
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_sigmas(cls, fields: Any) -> Any:
+        """Explicit sigmas count the evaluations of a request that does not."""
+        match fields:
+            case {"num_inference_steps": _}:
+                pass
+            case {"sigmas": {"video": [_, *after]}} | {"sigmas": Sigmas(video=(_, *after))}:
+                return {**fields, "num_inference_steps": len(after)}
+        return fields
 
     @model_validator(mode="after")
     def _check(self) -> GenerationRequest:
@@ -119,6 +148,7 @@ class GenerationRequest(_Value):
         _check_task(self)
         _check_counts(self)
         _check_target(self)
+        _check_sigmas(self)
         return self
 
     @property
@@ -240,6 +270,29 @@ def _check_target(request: GenerationRequest) -> None:
         raise RequestError("target.duration_seconds", target.duration_seconds, _SECONDS)
 
 
+def _check_sigmas(request: GenerationRequest) -> None:
+    if request.sigmas is None:
+        return
+    for name in ("flow_shift", "audio_flow_shift"):
+        if (shift := getattr(request, name)) is not None:
+            raise RequestError(
+                name, shift, "leave it out beside sigmas: they are the schedule, and nothing shifts them"
+            )
+    for name in ("video", "audio"):
+        sigmas: tuple[float, ...] = getattr(request.sigmas, name)
+        if sigmas[0] != 1 or sigmas[-1] != 0:
+            raise RequestError(f"sigmas.{name}", f"from {sigmas[0]:g} to {sigmas[-1]:g}", _SIGMAS)
+        for before, after in pairwise(sigmas):
+            if round(before - after, 9) < LIMITS.min_sigma_gap:
+                raise RequestError(f"sigmas.{name}", f"{before:.9g}, then {after:.9g}", _SIGMAS)
+    counts = len(request.sigmas.video) - 1, len(request.sigmas.audio) - 1
+    if counts[0] != counts[1]:
+        raise RequestError("sigmas.audio", f"{counts[1] + 1} numbers", f"as many as video has, {counts[0] + 1}")
+    if request.num_inference_steps != counts[0]:
+        allowed = f"sigmas make {counts[0]} evaluations: leave it out, or say the same"
+        raise RequestError("num_inference_steps", request.num_inference_steps, allowed)
+
+
 _GUIDANCE = "the model is guidance-distilled: leave this field out"
 # Fields that other video models have; the reason is more useful than "unknown".
 _WHY_NOT = {
@@ -282,6 +335,11 @@ def _what_is_allowed(detail: ErrorDetails) -> str:
 
 def _descriptions() -> Iterator[tuple[str, str]]:
     """The dotted name of every field, and what it may be."""
-    for prefix, model in (("", GenerationRequest), ("conditions.", Condition), ("target.", Target)):
+    for prefix, model in (
+        ("", GenerationRequest),
+        ("conditions.", Condition),
+        ("target.", Target),
+        ("sigmas.", Sigmas),
+    ):
         for name, field in model.model_fields.items():
             yield prefix + name, str(field.description)

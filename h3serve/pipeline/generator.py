@@ -30,7 +30,7 @@ from h3serve.pipeline.predict import make_predict, prepare_static
 from h3serve.pipeline.prompt_builder import present_request
 from h3serve.pipeline.replica import Alone, Replica, lead, shape_of, share_of
 from h3serve.pipeline.schedule import all_step_times, make_schedules
-from h3serve.pipeline.solver import denoise
+from h3serve.pipeline.solver import SOLVERS, denoise
 from h3serve.pipeline.weight_update_request import Wanted, update_weights
 from h3serve.runtime.machine import make_current
 from h3serve.runtime.offload.copy_to_host import own_stream, started
@@ -169,7 +169,8 @@ class Generator:
             start = video_to_rows(drawn.video.to(engine.device)), drawn.audio.to(engine.device)
             with engine.modulation(request.task).schedule([t.values for t in times]) as scheduled:
                 predict = make_predict(denoiser.transformer, scheduled, static, conditions, layout, times, kept)
-                latents = to_latents(denoise(predict, start, schedules, meter.step), plan, kept)
+                rows = denoise(predict, start, schedules, meter.step, SOLVERS[request.solver])
+                latents = to_latents(rows, plan, kept)
         if not self.replica.leads:
             return self._help(plan, latents, meter, kept)
         with engine.on_device(engine.video_vae):
@@ -181,7 +182,8 @@ class Generator:
                 video = decode_video(chunks, plan, meter, on_chunk)
         meter.peak_bytes = self.replica.peaks(meter.peak_bytes)
         stats = {**meter.stats(), **engine.stats(request.task), **self.replica.describe()}
-        stats |= {"plan": plan.describe(), "text_tokens": len(shown.tags)}
+        stats |= {"plan": plan.describe(), "text_tokens": len(shown.tags), "solver": request.solver}
+        stats["sigmas"] = dict(zip(("video", "audio"), (s.describe() for s in schedules), strict=True))
         result = GenerationResult(plan, video, audio, stats, kept.finished())
         if output is not None and not is_mp4(output):
             result.save(output)

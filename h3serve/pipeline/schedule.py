@@ -25,10 +25,13 @@ FIRST_SIGMA_OFF = 1e-6  # rounding of float32
 def make_schedules(
     request: GenerationRequest, shifts: tuple[float, float], kept: Intermediates
 ) -> tuple[Schedule, Schedule]:
-    """(video, audio) schedules: the request's shifts, or else the checkpoint's."""
+    """(video, audio) schedules: the request's sigmas, or else its shifts, or else the checkpoint's."""
     count = request.num_inference_steps
-    video = make_schedule(count, request.flow_shift or shifts[0], "flow_shift")
-    audio = make_schedule(count, request.audio_flow_shift or shifts[1], "audio_flow_shift")
+    if request.sigmas is not None:
+        video, audio = (Schedule(torch.tensor(s)) for s in (request.sigmas.video, request.sigmas.audio))
+    else:
+        video = make_schedule(count, request.flow_shift or shifts[0], "flow_shift")
+        audio = make_schedule(count, request.audio_flow_shift or shifts[1], "audio_flow_shift")
     kept.put("schedule", sigmas_video=video.sigmas, sigmas_audio=audio.sigmas)
     return video, audio
 
@@ -57,6 +60,15 @@ class Schedule:
     """The grid of one modality. `timesteps[i]` = float32(1 - sigma_i): 1 is clean."""
 
     sigmas: Tensor
+
+    @property
+    def steps(self) -> int:
+        """Model evaluations."""
+        return len(self.sigmas) - 1
+
+    def describe(self) -> list[float]:
+        """The sigmas in the fewest digits that give the same float32 values again."""
+        return [float(str(sigma)) for sigma in self.sigmas.numpy()]
 
     @property
     def timesteps(self) -> Tensor:

@@ -83,13 +83,17 @@ def test_keyframes_beside_references(media: Path, asked: Any) -> None:
 
 
 def test_every_other_flag_reaches_its_field(asked: Any) -> None:
-    wanted = asked(*("--short-edge", "512", "--aspect-ratio", "4:3", "--duration", "7", "--steps", "9", "--seed", "8"))
+    wanted = asked(
+        *("--short-edge", "512", "--aspect-ratio", "4:3", "--duration", "7", "--steps", "9", "--seed", "8"),
+        *("--solver", "multistep"),
+    )
     assert wanted.target.model_dump(exclude_none=True) == {
         "short_edge": 512,
         "aspect_ratio": "4:3",
         "duration_seconds": 7,
     }
     assert (wanted.task, wanted.prompt, wanted.num_inference_steps, wanted.seed) == ("t2va", "x", 9, 8)
+    assert wanted.solver == "multistep" and asked().solver == "euler"
 
 
 def test_flags_win_over_the_file(media: Path, asked: Any) -> None:
@@ -101,6 +105,13 @@ def test_flags_win_over_the_file(media: Path, asked: Any) -> None:
     assert (wanted.prompt, wanted.seed, wanted.target.duration_seconds) == ("x", 0, 6)
     assert (wanted.target.short_edge, wanted.target.aspect_ratio, wanted.task) == (768, "1:1", "fl2va")
     assert placed(wanted) == [FIRST]
+
+
+def test_sigmas_come_by_the_file_and_steps_may_only_agree(media: Path, asked: Any) -> None:
+    fields = {"prompt": "x", "target": {"duration_seconds": 4}, "sigmas": {"video": [1, 0.9, 0], "audio": [1, 0.5, 0]}}
+    (media / "r.json").write_text(json.dumps(fields))
+    assert asked(str(media / "r.json")).num_inference_steps == 2
+    assert asked("--steps", "2", str(media / "r.json")).sigmas.video == (1, 0.9, 0)
 
 
 def test_media_of_flags_replace_those_of_the_file(media: Path, asked: Any) -> None:

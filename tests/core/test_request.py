@@ -31,6 +31,10 @@ def ref2va(*conditions: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {"task": "ref2va", "conditions": list(conditions), **changes}
 
 
+def sigmas(**changes: Any) -> dict[str, Any]:
+    return {"sigmas": {"video": [1, 0.9, 0], "audio": [1, 0.5, 0], **changes}}
+
+
 LEVEL = "imgvid_cond_noise_aug_for_inference"
 WRONG = [
     ("task", {"task": "t2v"}),
@@ -59,6 +63,25 @@ WRONG = [
     ),
     *((LEVEL, {LEVEL: v}) for v in (-0.1, 1.1, math.nan)),
     ("quality", {"quality": "high"}),
+    ("solver", {"solver": "heun"}),
+    ("solver", {"solver": None}),
+    ("sigmas", {"sigmas": [1, 0.5, 0]}),  # of one list, as for other models
+    ("sigmas.audio", {"sigmas": {"video": [1, 0]}}),
+    ("sigmas.text", {"sigmas": {"video": [1, 0], "audio": [1, 0], "text": [1, 0]}}),
+    *(
+        (f"sigmas.{name}", sigmas(**{name: values}))
+        for name in ("video", "audio")
+        for values in (
+            *([], [1], [1, 0.5], [0.999, 0.5, 0], [1.1, 0.5, 0], [1, 0.5, -0.1], [1, 0.5, 1e-9], 0.5, "1, 0.5, 0"),
+            *([1, 0.5, 0.5, 0], [1, 0.5, 0.6, 0], [1, 0.5, 0.4999995, 0], [1, 5e-7, 0]),
+            [1 - i / 1001 for i in range(1002)],
+        )
+    ),
+    *(("sigmas.video[1]", sigmas(video=[1, wrong, 0])) for wrong in ("0.5", True, None, math.nan, math.inf, -math.inf)),
+    ("sigmas.audio", sigmas(audio=[1, 0.5, 0.2, 0])),
+    ("num_inference_steps", {**sigmas(), "num_inference_steps": 3}),
+    ("flow_shift", {**sigmas(), "flow_shift": 12.0}),
+    ("audio_flow_shift", {**sigmas(), "audio_flow_shift": 3.0}),
     ("reference_resize_mode", {"reference_resize_mode": "crop"}),
     ("conditions", {"conditions": [FIRST]}),  # t2va takes none
     ("conditions", fl2va()),
@@ -103,6 +126,11 @@ RIGHT = [
     target(duration_seconds=15.0),
     {"seed": 2**63 - 1, "num_inference_steps": 1000},
     {"flow_shift": 1000.0, "audio_flow_shift": 0.01},
+    {"solver": "multistep"},
+    sigmas(),
+    {**sigmas(), "num_inference_steps": 2, "flow_shift": None},
+    sigmas(video=[1, 1 - 1e-6, 0], audio=[1, 1e-6, 0]),
+    {"sigmas": None},
     {"prompt": "word " * 8192},
     *(fl2va(*c) for c in ([FIRST], [LAST], [FIRST, LAST])),
     fl2va(FIRST, **target(aspect_ratio="3:2")),
@@ -119,6 +147,13 @@ def test_right_request_round_trips(changes: dict[str, Any]) -> None:
     request = parse_request(body(**changes))
     assert parse_request(request.model_dump()) == request
     assert GenerationRequest.model_validate_json(request.model_dump_json()) == request
+
+
+def test_sigmas_count_the_evaluations() -> None:
+    assert parse_request(body(**sigmas())).num_inference_steps == 2
+    many = [1 - i / 1000 for i in range(1001)]
+    assert parse_request(body(**sigmas(video=many, audio=many))).num_inference_steps == 1000
+    assert GenerationRequest(**body(sigmas=parse_request(body(**sigmas())).sigmas)).num_inference_steps == 2
 
 
 def test_unknown_field_is_reported_before_a_wrong_value() -> None:

@@ -38,6 +38,26 @@ def test_what_ran_before_never_changes_a_sample(generator: Generator) -> None:
     assert np.array_equal(generator.generate(REQUEST).video, alone.video)
 
 
+def test_solver_and_sigmas_decide_a_clip_and_are_told(generator: Generator) -> None:
+    """What a result tells, sent back as a request, gives the same clip; two steps of `multistep` are `euler`'s."""
+    first = generator.generate({**REQUEST, "num_inference_steps": 4})
+    assert first.stats["solver"] == "euler"
+    told = first.stats["sigmas"]
+    for name, shift in (("video", 12), ("audio", 3)):  # the demo's, as the release's
+        np.testing.assert_allclose(
+            told[name], [shift * (4 - i) / (4 + (shift - 1) * (4 - i)) for i in range(5)], atol=1e-6
+        )
+    explicit = {name: value for name, value in REQUEST.items() if name != "num_inference_steps"} | {"sigmas": told}
+    again = generator.generate(explicit)
+    assert np.array_equal(again.video, first.video) and np.array_equal(again.audio, first.audio)
+    assert again.stats["sigmas"] == told and again.stats["plan"]["steps"] == 4
+    other = generator.generate({**explicit, "solver": "multistep"})
+    assert other.stats["solver"] == "multistep" and other.stats["sigmas"] == told
+    assert not np.array_equal(other.video, first.video) and not np.array_equal(other.audio, first.audio)
+    few = generator.generate(REQUEST), generator.generate({**REQUEST, "solver": "multistep"})
+    assert np.array_equal(few[0].video, few[1].video)
+
+
 def test_progress_covers_every_stage_and_step(generator: Generator) -> None:
     seen: list[Progress] = []
     result = generator.generate(REQUEST, on_progress=seen.append)

@@ -54,6 +54,18 @@ def test_points_that_coincide_are_refused_by_the_fields_name(steps: int, shift: 
         make_schedule(steps, shift, "audio_flow_shift")
 
 
+def test_sigmas_of_a_request_are_taken_as_they_are() -> None:
+    """The nearest neighbours that a request may have are distinct in float32, as sigmas and as timesteps."""
+    gap = LIMITS.min_sigma_gap
+    video = [1, *(centre + side * gap / 2 for centre in (0.9, 0.5, 0.25, 0.1) for side in (1, -1)), gap, 0]
+    audio = [1, 1 - gap, *(1 - i / 16 for i in range(1, 9)), 0]
+    fields = {"task": "t2va", "prompt": "x", "target": {"duration_seconds": 4}}
+    request = parse_request({**fields, "sigmas": {"video": video, "audio": audio}})
+    for schedule, given in zip(make_schedules(request, (12.0, 3.0), Intermediates.of([])), (video, audio), strict=True):
+        assert schedule.sigmas.tolist() == np.float32(given).tolist() and schedule.sigmas.dtype == torch.float32
+        assert bool((schedule.sigmas.diff() < 0).all() and (schedule.timesteps.diff() > 0).all())
+
+
 @pytest.mark.parametrize("steps", [1, 7, 50])
 def test_constant_velocity_is_followed_to_the_clean_sample(steps: int) -> None:
     schedule = Schedule(sigma_grid(steps, 12.0))

@@ -23,7 +23,7 @@ _MAX_DEPTH = 4
 # Members whose text is taken as it is; all others are read as JSON where they are JSON.
 _TEXT = frozenset(
     {"task", "prompt", "model", "size", "seconds", "user", "webhook_url", "quality", "reference_resize_mode"}
-    | {"aspect_ratio", "type", "uri", "role", "image_url", "url", "file_id", "negative_prompt"}
+    | {"solver", "aspect_ratio", "type", "uri", "role", "image_url", "url", "file_id", "negative_prompt"}
     | {"input_reference", "image_reference", "reference_url"}
 )
 

@@ -9,7 +9,7 @@ const at = (id) => document.getElementById(id);
 const form = at("form"), problem = at("problem"), plan = at("plan");
 const PLAN_UPLOAD_BYTES = 20e6; // more is only sent when asked to
 const FIELDS = { prompt: "Prompt", aspect_ratio: "Shape", duration_seconds: "Seconds", seed: "Seed", short_edge: "Short edge",
-  num_inference_steps: "Steps" }; // the id of a field, which is H3's name, and its label
+  num_inference_steps: "Steps", solver: "Solver" }; // the id of a field, which is H3's name, and its label
 let planning = null, timer = 0;
 
 const task = () => form.elements.task.value;
@@ -21,7 +21,8 @@ function body() {
   const data = new FormData();
   const target = { short_edge: number("short_edge"), aspect_ratio: at("aspect_ratio").value };
   if (number("duration_seconds") !== null) target.duration_seconds = number("duration_seconds");
-  const request = { task: task(), prompt: at("prompt").value, target, seed: seed(), num_inference_steps: number("num_inference_steps") ?? 50 };
+  const request = { task: task(), prompt: at("prompt").value, target, seed: seed(), num_inference_steps: number("num_inference_steps") ?? 50,
+    solver: at("solver").value };
   const conditions = media.conditions(task(), data);
   if (conditions.length) request.conditions = conditions;
   data.append("request", write(request));
@@ -99,6 +100,7 @@ function edit(request) {
   }
   at("seed").value = request.seed;
   at("num_inference_steps").value = request.num_inference_steps;
+  at("solver").value = request.solver ?? "euler"; // a job of an older server has none
   media.load(request.conditions || []);
   showTask();
   form.scrollIntoView({ block: "start" });
