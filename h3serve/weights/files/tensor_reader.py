@@ -7,10 +7,10 @@ the device. The reader knows neither what a tensor means nor how it will be held
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 import torch
 
@@ -24,6 +24,7 @@ READERS = 8
 STAGES = 2  # pinned buffers: one is read into while the other one is copied from
 
 Tensors = dict[str, torch.Tensor]
+Ranges = Sequence[tuple[int, int]]  # (first row, how many) along the first axis
 
 
 class TensorReader:
@@ -33,10 +34,19 @@ class TensorReader:
     """
 
     def __init__(
-        self, index: TensorIndex, batches: Iterable[Sequence[str]], *, pinned: bool = False, readers: int = READERS
+        self,
+        index: TensorIndex,
+        batches: Iterable[Sequence[str]],
+        *,
+        rows: Mapping[str, Ranges] = MappingProxyType({}),
+        pinned: bool = False,
+        readers: int = READERS,
     ) -> None:
-        """`batches[i]` names the stored tensors that `read(i)` gives; `pinned` if they will go to a GPU."""
-        self._index, self._pinned = index, pinned
+        """`batches[i]` names the stored tensors that `read(i)` gives; `pinned` if they will go to a GPU.
+
+        Of a tensor in `rows` only those rows are read; what its other rows hold means nothing.
+        """
+        self._index, self._rows, self._pinned = index, rows, pinned
         self._batches = [_layout(index, names) for names in batches]
         self._largest = max((batch.num_bytes for batch in self._batches), default=0)
         self._pool = ThreadPoolExecutor(readers, thread_name_prefix="h3-read")
@@ -99,13 +109,21 @@ class TensorReader:
 
     def _read_files(self, views: Tensors) -> None:
         pieces = [
-            (stored, view.reshape(-1).view(torch.uint8), at, min(PIECE, stored.num_bytes - at))
+            (stored, view.reshape(-1).view(torch.uint8), at, count)
             for stored, view in ((self._index.tensors[name], view) for name, view in views.items())
-            for at in range(0, stored.num_bytes, PIECE)
+            for at, count in self._pieces(stored)
         ]
         for file in {stored.file for stored, *_ in pieces}:
             self._open(file)
         self.bytes_read += sum(self._pool.map(lambda piece: self._read_piece(*piece), pieces))
+
+    def _pieces(self, stored: TensorInfo) -> Iterator[tuple[int, int]]:
+        """(first byte, how many) of each read that a tensor takes."""
+        rows = max(1, stored.shape[0]) if stored.shape else 1
+        width = stored.num_bytes // rows
+        for first, count in self._rows.get(stored.name, [(0, rows)]):
+            begin, end = first * width, (first + count) * width
+            yield from ((at, min(PIECE, end - at)) for at in range(begin, end, PIECE))
 
     def _open(self, file: Path) -> None:
         if file in self._files:

@@ -73,6 +73,14 @@ def runs_of(entry: Entry, index: TensorIndex, part: Part | None = None) -> tuple
     return tuple(runs)
 
 
+def rows_of(runs: Iterable[Run]) -> dict[str, list[tuple[int, int]]]:
+    """(first, how many) of the rows that `runs` take from each stored tensor: all that has to be read of it."""
+    rows: dict[str, list[tuple[int, int]]] = {}
+    for run in runs:
+        rows.setdefault(run.source, []).append((run.first, run.count))
+    return rows
+
+
 @torch.no_grad()
 def arrange(runs: Iterable[Run], stored: Mapping[str, torch.Tensor], target: torch.Tensor) -> None:
     """Copies stored rows to their places in `target`, of any dtype and on any device; no temporary is made."""

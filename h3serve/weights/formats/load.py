@@ -7,6 +7,7 @@ memory beyond the module peaks at the stored bytes of the largest tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -16,9 +17,9 @@ from h3serve.models.key_map import Entry, KeyMap
 from h3serve.models.module_tensors import check_complete, nothing, set_tensors
 from h3serve.models.text_encoder.text_encoder import TextEncoder
 from h3serve.weights.files.tensor_index import TensorIndex
-from h3serve.weights.files.tensor_reader import TensorReader, Tensors
+from h3serve.weights.files.tensor_reader import Ranges, TensorReader, Tensors
 from h3serve.weights.formats.checksums import CHECKED, key
-from h3serve.weights.formats.entry_rows import Cut, PartOf, arrange, everything, runs_of
+from h3serve.weights.formats.entry_rows import Cut, PartOf, arrange, everything, rows_of, runs_of
 from h3serve.weights.formats.header_checks import joined
 from h3serve.weights.formats.opened_component import OpenedComponent
 from h3serve.weights.formats.weight_checks import Finding, examine, precision, report, sampled
@@ -86,19 +87,30 @@ def load_weights(
     Weights of `Float8Linear` are quantized as they come: one at a time is there in its full size.
     """
     device, slots = torch.device(device), module.state_dict()
-    for entry, stored in stored_entries(index, [e for e in key_map.entries if not skip(e.target)], device):
+    entries = [entry for entry in key_map.entries if not skip(entry.target)]
+    runs = {entry.target: runs_of(entry, index, part_of(entry.target)) for entry in entries}
+    rows = rows_of(run for entry in entries if part_of(entry.target) for run in runs[entry.target])
+    for entry, stored in stored_entries(index, entries, device, rows=rows):
         dtype = dtype_of(entry.target) if dtype_of else stored[entry.sources[0]].dtype
         value = torch.empty(slots[entry.target].shape, dtype=dtype, device=device)
-        arrange(runs_of(entry, index, part_of(entry.target)), stored, value)
+        arrange(runs[entry.target], stored, value)
         _hold(module, entry.target, value)
 
 
 def stored_entries(
-    index: TensorIndex, entries: Iterable[Entry], device: torch.device
+    index: TensorIndex,
+    entries: Iterable[Entry],
+    device: torch.device,
+    *,
+    rows: Mapping[str, Ranges] = MappingProxyType({}),
 ) -> Iterator[tuple[Entry, Tensors]]:
-    """Each entry with its stored tensors on `device`, in the order of the files; good until the next one."""
+    """Each entry with its stored tensors on `device`, in the order of the files; good until the next one.
+
+    Of stored tensors in `rows` only those rows are read.
+    """
     ordered = sorted(entries, key=lambda entry: _position(entry, index))
-    with TensorReader(index, [entry.sources for entry in ordered], pinned=device.type == "cuda") as reader:
+    batches, pinned = [entry.sources for entry in ordered], device.type == "cuda"
+    with TensorReader(index, batches, rows=rows, pinned=pinned) as reader:
         for number, entry in enumerate(ordered):
             yield entry, reader.read(number, device)
 
