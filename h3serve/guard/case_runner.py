@@ -60,7 +60,7 @@ def load_generator(case: Case, model: str) -> Any:
     generator = Generator.from_pretrained(model, partition=case.partition, device=device, gpus=ranks, **settings)
     if METERS & set(case.checks):
         with tempfile.TemporaryDirectory() as scratch:
-            request = case.request.model_copy(update={"num_inference_steps": 1})
+            request = case.request.model_copy(update={"num_inference_steps": 1, "sigmas": None})
             generator.generate(resolve(request, Path(scratch)))
     return generator
 

@@ -66,9 +66,9 @@ def test_machines_report_as_one(call, tmp_path):
 
 def test_list_shows_the_machines_that_hold_named_cases(call):
     everything = call("list", "--machines", "2")
-    assert everything.output.count("demo-") == 7
+    assert everything.output.count("demo-") == 8
     some = call("list", "--machines", "2", "--case-ids", "demo-ref2va-video")
-    assert some.output.count("demo-") < 7 and "demo-ref2va-video" in some.output
+    assert some.output.count("demo-") < 8 and "demo-ref2va-video" in some.output
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ from tests.rank_pool import Pool, pool
 
 TARGET = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
 REQUEST: dict[str, Any] = {"task": "t2va", "prompt": "rain.", "target": TARGET, "num_inference_steps": 2, "seed": 3}
+SIGMAS = {"video": [1, 0.9, 0.7, 0.4, 0], "audio": [1, 0.8, 0.5, 0.2, 0]}
+FOUR_STEPS: dict[str, Any] = {"num_inference_steps": 4, "solver": "multistep", "sigmas": SIGMAS}
 SHAPES = [Shape(2, 1), Shape(1, 2), Shape(2, 2)]
 
 
@@ -53,7 +55,7 @@ def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     reference = {"type": "video", "role": "reference", "uri": str(clip)}
     return {
         "t2va": REQUEST,
-        "fl2va": {**REQUEST, "task": "fl2va", "conditions": [keyframe]},
+        "fl2va": {**REQUEST, "task": "fl2va", "conditions": [keyframe], **FOUR_STEPS},
         "ref2va": {**REQUEST, "task": "ref2va", "conditions": [reference]},
     }
 
@@ -188,7 +190,8 @@ def test_a_request_arrives_whole(requests: dict[str, dict[str, Any]]) -> None:
     import json
 
     for request in requests.values():
-        wanted = parse_request({**request, "prompt": "ä\u2028\n", "flow_shift": 7.5, "seed": 2**63 - 1})
+        shift = {} if "sigmas" in request else {"flow_shift": 7.5}
+        wanted = parse_request({**request, **shift, "prompt": "ä\u2028\n", "seed": 2**63 - 1})
         assert parse_request(json.loads(json.dumps(wanted.model_dump(mode="json")))) == wanted
 
 
