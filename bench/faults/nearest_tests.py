@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 PER_TEST_S = 120
@@ -63,6 +64,7 @@ def _module(tree: Path, path: Path) -> str:
     return str(path.relative_to(tree).with_suffix("")).replace("/", ".")
 
 
+@cache  # every fault asks for all of them, and none changes an import
 def _imports(path: Path) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):

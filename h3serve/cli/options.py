@@ -68,7 +68,8 @@ def _parameter(known: Field[Any], kind: Any) -> inspect.Parameter:
     """What typer reads: a choice is a word whose check belongs to the settings, several values are a repeated flag."""
     shown, default = known.metadata, known.metadata.get("command_line", known.default)
     if unit := shown.get("unit"):
-        kind, default = _same_but(kind, float), None if default is None else default / unit
+        kind = float | None if NoneType in get_args(kind) else float
+        default = None if default is None else default / unit
     elif get_origin(kind) is tuple:
         kind, default = list[get_args(kind)[0]] | None, None  # type: ignore[misc]
     elif Literal in [get_origin(part) for part in (kind, *get_args(kind))]:
@@ -78,10 +79,6 @@ def _parameter(known: Field[Any], kind: Any) -> inspect.Parameter:
     return inspect.Parameter(
         known.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
     )
-
-
-def _same_but(kind: Any, number: type[float]) -> Any:
-    return number | None if NoneType in get_args(kind) else number
 
 
 def _gather(settings: type[Settings], given: dict[str, Any], is_option: Callable[[Field[Any]], bool]) -> Settings:

@@ -25,9 +25,8 @@ def one_of(choices: Any) -> str:
 def option(default: Any, text: str, **shown: Any) -> Any:
     """Returns a field of a settings class, with `text` saying what it does: to the command line, and to who reads here.
 
-    `shown` holds what differs on the command line: `flag` (not the field's name), `command_line`
-    (another default), `least` (a lower bound),
-    `unit` (that a flag's number counts in).
+    `shown` holds what differs on the command line: `flag` (not the field's name), `command_line` (another default),
+    `least` (a lower bound), `unit` (that a flag's number counts in).
     """
     return field(default=default, metadata={"help": text, **shown})
 

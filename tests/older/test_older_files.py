@@ -1,7 +1,6 @@
 """What the version of 5f4381b wrote opens as if today's had: a data folder, keys, a sidecar, encodings."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +32,10 @@ IDS = {name: f"video_{number:032x}" for number, name in enumerate(NAMES, 1)}
 STATUS = {name: name for name in ("completed", "expired", "failed", "cancelled", "queued")} | {"running": "queued"}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def older(tmp_path: Path) -> Path:
-    return shutil.copytree(Path(__file__).parent / "files", tmp_path / "older")
-
-
-@pytest.fixture
-def folder(older: Path) -> Iterator[DataFolder]:
-    folder = DataFolder(older / "data")
-    folder.open()
-    yield folder
-    folder.close()
-
-
-@pytest.fixture
-def store(folder: DataFolder) -> Iterator[JobStore]:
-    store = JobStore(folder.default_url)
-    yield store
-    store.close()
+    """The files, where `folder` and `store` of the service's tests look for a data folder."""
+    return shutil.copytree(Path(__file__).parent / "files", tmp_path, dirs_exist_ok=True)
 
 
 def test_every_job_is_as_it_was(store: JobStore) -> None:

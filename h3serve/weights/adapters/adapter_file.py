@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from h3serve.core.errors import CheckpointError
 from h3serve.core.limits import Partition
-from h3serve.weights.files.tensor_index import TensorInfo, read_header
+from h3serve.weights.files.tensor_index import TensorInfo, read_header_and_metadata
 
 # What a header may say of the base that an adapter was trained on.
 TRAINED_ON = (
@@ -67,11 +66,9 @@ def open_adapter_file(path: Path) -> AdapterFile:
     """Reads a file's header; CheckpointError says in one sentence why it is no safetensors file, or a damaged one."""
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder, not an adapter file (*.safetensors)")
-    tensors = {tensor.name: tensor for tensor in read_header(path)}
-    with path.open("rb") as stream:
-        told = json.loads(stream.read(int.from_bytes(stream.read(8), "little"))).get("__metadata__", {})
+    listed, told = read_header_and_metadata(path)
     if not isinstance(told, dict) or not all(isinstance(value, str) for value in told.values()):
         raise CheckpointError(f"{path}: the header's __metadata__ is not an object of strings")
-    if not tensors:
+    if not listed:
         raise CheckpointError(f"{path} holds no tensors")
-    return AdapterFile(path, tensors, told)
+    return AdapterFile(path, {tensor.name: tensor for tensor in listed}, told)

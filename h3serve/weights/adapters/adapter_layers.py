@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from h3serve.models.key_map import Layout, Reorder
 from h3serve.models.transformer.transformer_config import TransformerConfig
@@ -79,6 +79,7 @@ class AdapterLayers:
         return frozenset(layer.path for layer in self.layout_names["original"].values())
 
 
+@lru_cache(maxsize=2)  # a network is built on meta for it, and who converts needs what opening needed
 def adapter_layers(config: TransformerConfig) -> AdapterLayers:
     """The layers of a transformer of this size, by the names of both layouts."""
     recipe = RECIPES["transformer"]

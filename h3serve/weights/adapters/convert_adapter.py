@@ -117,12 +117,11 @@ def _comfy(adapter: Adapter, layers: AdapterLayers) -> Tensors:
     sections: dict[str, list[LowRank]] = {}
     tensors: Tensors = {}
     for update in adapter.updates:
-        path = update.target.rpartition(".")[0]
-        if path not in whole:
+        if update.path not in whole:
             raise _unsayable(adapter, update, "comfy")
-        name, layer = whole[path]
+        name, layer = whole[update.path]
         if isinstance(update, LowRank) and update.rows < layer.rows:
-            sections.setdefault(path, []).append(update)
+            sections.setdefault(update.path, []).append(update)
             continue
         said = _said(update) if update.rows == layer.rows else None
         if said is None:

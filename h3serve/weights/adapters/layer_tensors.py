@@ -12,12 +12,8 @@ from h3serve.weights.adapters.adapter_layers import Layer
 from h3serve.weights.files.tensor_index import TensorInfo
 
 HEADS = ("transformer.final_layer.video_out", "transformer.final_layer.audio_out")
-# Family -> the tensors that it is made of: all of them, or none.
-FAMILIES = {
-    "LoRA": ("a", "b"),
-    "LoHa": ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"),
-    "LoKr": ("w1", "w2"),
-}
+# Family -> the tensors that it is made of: all of them, or none. LoKr's two factors are whole, or two `PARTS` each.
+FAMILIES = {"LoRA": ("a", "b"), "LoHa": ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")}
 PARTS = {"lokr_w1": ("lokr_w1_a", "lokr_w1_b"), "lokr_w2": ("lokr_w2_a", "lokr_w2_b")}
 WHOLE = ("diff", "diff_b", "set_weight", "set_bias", "bank", "bank_bias")
 BIASES = ("diff_b", "set_bias", "bank_bias")

@@ -99,7 +99,7 @@ def open_adapter(
     warnings += [sentence] if (sentence := _alpha_warning(rule, groups)) else []
     updates = _updates(file, groups, rule)
     warnings += _findings(path, updates, config)
-    touched = {_path(update) for update in updates}
+    touched = {update.path for update in updates}
     return Adapter(
         file,
         dialect.name,
@@ -209,7 +209,3 @@ def _findings(path: Path, updates: Sequence[Update], config: TransformerConfig) 
     if overall([opinion for opinion, _ in opinions]) == "against":
         found.append(f"{path.name}: {opinions[0][1]} after reordering: if results are noise, give qkv_layout")
     return found
-
-
-def _path(update: Update) -> str:
-    return update.target.rpartition(".")[0]

@@ -37,6 +37,11 @@ class Update:
     mergeable: ClassVar[bool] = True
 
     @property
+    def path(self) -> str:
+        """Our layer whose tensor it changes."""
+        return self.target.rpartition(".")[0]
+
+    @property
     def scale_of(self) -> Scale | None:
         """Rank, alpha and where alpha was found; None for an update that has none."""
         return None
@@ -56,17 +61,23 @@ class Update:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class LowRank(Update):
-    """`scale * b @ a`: LoRA. a [rank, columns], b [rows, rank], as stored."""
+class Scaled(Update):
+    """A product of factors, which has a scale."""
 
-    a: torch.Tensor
-    b: torch.Tensor
     scale: Scale
 
     @property
     def scale_of(self) -> Scale:
         return self.scale
+
+
+@dataclass(frozen=True)
+class LowRank(Scaled):
+    """`scale * b @ a`: LoRA. a [rank, columns], b [rows, rank], as stored."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: Scale
 
     @property
     def is_no_op(self) -> bool:
@@ -78,7 +89,7 @@ class LowRank(Update):
 
 
 @dataclass(frozen=True)
-class LoHa(Update):
+class LoHa(Scaled):
     """`scale * (b1 @ a1) * (b2 @ a2)`, element by element. b [rows, rank], a [rank, columns]."""
 
     b1: torch.Tensor
@@ -86,10 +97,6 @@ class LoHa(Update):
     b2: torch.Tensor
     a2: torch.Tensor
     scale: Scale
-
-    @property
-    def scale_of(self) -> Scale:
-        return self.scale
 
     @property
     def is_no_op(self) -> bool:
@@ -101,7 +108,7 @@ class LoHa(Update):
 
 
 @dataclass(frozen=True)
-class LoKr(Update):
+class LoKr(Scaled):
     """`scale * kron(w1, w2)`, where a tuple `(b, a)` stands for the product b @ a.
 
     `order` int64 [rows] is the row of the Kronecker product that each of our rows is, None if they are the same: the
@@ -112,10 +119,6 @@ class LoKr(Update):
     w2: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
     scale: Scale
     order: torch.Tensor | None = None
-
-    @property
-    def scale_of(self) -> Scale:
-        return self.scale
 
     @property
     def is_no_op(self) -> bool:

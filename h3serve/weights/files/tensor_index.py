@@ -94,13 +94,18 @@ def _named_files(folder: Path) -> tuple[Path, ...]:
 
 def read_header(file: Path) -> tuple[TensorInfo, ...]:
     """The tensors of one safetensors file; a file shorter than its header promises is named as cut."""
+    return read_header_and_metadata(file)[0]
+
+
+def read_header_and_metadata(file: Path) -> tuple[tuple[TensorInfo, ...], Any]:
+    """The tensors of one safetensors file as in `read_header`, and its `__metadata__` as it is, {} if there is none."""
     try:
         return _read_header(file)
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
 
 
-def _read_header(file: Path) -> tuple[TensorInfo, ...]:
+def _read_header(file: Path) -> tuple[tuple[TensorInfo, ...], Any]:
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -109,13 +114,13 @@ def _read_header(file: Path) -> tuple[TensorInfo, ...]:
         if length > HEADER_LIMIT:
             raise CheckpointError(f"{file} is not a safetensors file")
         header = _parse(stream.read(length), file)
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", {})
     tensors = tuple(_tensor(name, entry, file) for name, entry in header.items())
     promised = 8 + length + _data_bytes(tensors, file)
     if size != promised:
         what = "is cut off" if size < promised else "has bytes after its last tensor"
         raise CheckpointError(f"{file} {what}: {size} bytes are there, its header says {promised}")
-    return tensors
+    return tensors, metadata
 
 
 def _data_bytes(tensors: Sequence[TensorInfo], file: Path) -> int:
