@@ -3,7 +3,7 @@ import pytest
 from h3serve.core.errors import OutputError
 from h3serve.guard import case_runner, cost_meters
 from h3serve.guard.case_runner import Setup, new_run_folder, run_cases
-from h3serve.guard.cases import Case, load_cases
+from h3serve.guard.cases import Case, load_cases, with_ids
 from h3serve.guard.truth_address import publish
 from tests.guard.engine import GIB, FakeEngine
 
@@ -93,7 +93,7 @@ def test_a_load_that_fails_fails_its_cases_and_the_rest_runs(setup, clip, sound)
             raise OutputError("no such folder")
         return FakeEngine((clip, sound))
 
-    other = load_cases(["demo"])[4]
+    (other,) = with_ids(load_cases(["demo"]), ["demo-ref2va-image-audio"])
     report = run_cases([other, case()], setup, load_engine=load)
     assert {r.case_id: r.problems[0][:9] for r in report.results} == {"rain": "no ground", other.id: "no such f"}
 
@@ -124,7 +124,7 @@ def test_a_case_without_a_model_needs_one_for_the_run(setup, clip, sound):
 
 def test_samples_are_resolved_to_files(setup, clip, sound):
     engine = FakeEngine((clip, sound))
-    one(setup, engine, load_cases(["demo"])[1])
+    one(setup, engine, with_ids(load_cases(["demo"]), ["demo-fl2va-first"]))
     assert engine.requests[0].conditions[0].uri.endswith("small-first.png")
 
 
