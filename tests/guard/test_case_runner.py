@@ -3,7 +3,8 @@ import pytest
 from h3serve.core.errors import OutputError
 from h3serve.guard import case_runner, cost_meters
 from h3serve.guard.case_runner import Setup, new_run_folder, run_cases
-from h3serve.guard.cases import Case, load_cases, with_ids
+from h3serve.guard.case_share import with_ids
+from h3serve.guard.cases import Case, load_cases
 from h3serve.guard.truth_address import publish
 from tests.guard.engine import GIB, FakeEngine
 
