@@ -125,7 +125,7 @@ def test_a_case_without_a_model_needs_one_for_the_run(setup, clip, sound):
 
 def test_samples_are_resolved_to_files(setup, clip, sound):
     engine = FakeEngine((clip, sound))
-    one(setup, engine, with_ids(load_cases(["demo"]), ["demo-fl2va-first"]))
+    one(setup, engine, *with_ids(load_cases(["demo"]), ["demo-fl2va-first"]))
     assert engine.requests[0].conditions[0].uri.endswith("small-first.png")
 
 
