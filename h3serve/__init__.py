@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from h3serve.core.request import Condition, GenerationRequest, Target
+from h3serve.core.request import GenerationRequest
+from h3serve.core.request_values import Condition, Target
 
 if TYPE_CHECKING:
     from h3serve.pipeline.generator import Generator

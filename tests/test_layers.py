@@ -43,6 +43,7 @@ ORDER = {
         "parallel",
         "offload",
         "adaln",
+        "adapters",
         "encoding_cache",
         "loading",
         "weight_updates",

@@ -55,8 +55,8 @@ def show(*, partition: Partitioned = "fl2va", settings: EngineSettings) -> None:
 
 def _tables(partition: Partition, settings: EngineSettings) -> tuple[AdaLN, SigmaShifts]:
     """The modulation tables of a partition's transformer, and the checkpoint's own shifts."""
-    from h3serve.pipeline.engine import resolve_device, resolve_dtype
     from h3serve.runtime.loading import load_modulation
+    from h3serve.runtime.machine import resolve_device, resolve_dtype
     from h3serve.weights.formats.opened_component import open_component
     from h3serve.weights.locate import locate
 

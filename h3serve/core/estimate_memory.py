@@ -53,15 +53,15 @@ class Capacity:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tiles", Tiles(*self.tiles))  # as JSON they were a list
 
-    def check(self, plan: Plan) -> None:
-        """CapacityError, with the numbers, if `plan` does not fit."""
+    def check(self, plan: Plan, *, adapters: int = 0) -> None:
+        """CapacityError, with the numbers, if `plan` does not fit beside so many bytes of adapters."""
         work = work_of(plan, tiles=self.tiles)
         if work.slab > SLAB_BYTES:
             raise CapacityError(
                 f"the modulation of all steps is {gib(work.slab)}, at most {gib(SLAB_BYTES)}: take fewer steps"
             )
         for stage, held in self.held.items():
-            peak = held + work.slab + work.stages[stage]
+            peak = held + work.slab + work.stages[stage] + adapters
             if peak > self.usable:
                 raise too_much(stage, peak, usable=self.usable, free=self.free)
 

@@ -38,6 +38,8 @@ class Limits:
     max_prompt_characters: int = 65_536  # no text that a person writes has so few tokens a character
     min_shift: float = 0.01  # ours too: between them all points of a schedule are distinct in float32
     max_shift: float = 1000.0
+    adapters: int = 8  # ours, and
+    max_strength: float = 10.0  # either way
     min_sigma_gap: float = 1e-6  # ours: such neighbours, and their timesteps, are distinct in float32
 
 

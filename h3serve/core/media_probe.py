@@ -14,7 +14,8 @@ from typing import Literal
 from h3serve.core import geometry
 from h3serve.core.errors import MediaError, RequestError
 from h3serve.core.limits import LIMITS, Limits
-from h3serve.core.request import Condition, GenerationRequest
+from h3serve.core.request import GenerationRequest
+from h3serve.core.request_values import Condition
 
 MediaKind = Literal["image", "video", "audio"]
 

@@ -17,7 +17,8 @@ from h3serve.core.estimate_work import RELEASED_MODEL, ModelSize, modulation_byt
 from h3serve.core.geometry import FPS, RELEASED_SIZES, SAMPLE_RATE, Size, SizeRules
 from h3serve.core.limits import DEFAULT_RATIO, LIMITS, PARTITION_OF, Limits, Partition
 from h3serve.core.media_probe import MediaProbe, check_references, seconds_used
-from h3serve.core.request import Condition, GenerationRequest
+from h3serve.core.request import GenerationRequest
+from h3serve.core.request_values import Condition
 from h3serve.core.segments import Segment
 
 _BYTES_PER_TOKEN = 3.6  # of English prompts, when no tokenizer is at hand

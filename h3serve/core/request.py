@@ -1,6 +1,5 @@
 """The request: frozen values with the field names of the published H3 requests (spec/tasks_and_validation.md 8.1-8.3).
 
-Every field's description says what it may be, in the words of the sentence that refuses anything else.
 An unknown field is an error; nothing is accepted and then ignored. `parse_request` is the one door: it turns the first
 complaint of the validation library into a RequestError that names the field. What needs the media themselves
 (durations, sizes, streams) is checked by `Plan.resolve`.
@@ -10,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from h3serve.core.errors import RequestError
@@ -20,7 +19,6 @@ from h3serve.core.geometry import parse_ratio
 from h3serve.core.limits import (
     DEFAULT_AUDIO_CONDITION_LEVEL,
     DEFAULT_SEED,
-    DEFAULT_SHORT_EDGE,
     DEFAULT_STEPS,
     DEFAULT_VISUAL_CONDITION_LEVEL,
     KEYFRAME_SIGNATURES,
@@ -30,83 +28,27 @@ from h3serve.core.limits import (
     Task,
 )
 from h3serve.core.prompt import check_prompt
-
-ConditionType = Literal["image", "video", "video_audio", "audio"]
-Role = Literal["keyframe", "reference"]
-ResizeMode = Literal["match", "max", "diffusers"]
-_SECONDS = f"a number from {LIMITS.min_seconds:g} to {LIMITS.max_seconds:g}"
-_SHORT_EDGE = (
-    f"a whole number from {LIMITS.min_short_edge} to {LIMITS.max_short_edge}; {DEFAULT_SHORT_EDGE} is recommended"
+from h3serve.core.request_values import (
+    SECONDS,
+    SIGMAS,
+    AdapterChoice,
+    Condition,
+    Level,
+    ResizeMode,
+    Shift,
+    Sigmas,
+    Target,
+    Value,
+    any_of,
 )
+
 _PROMPT = f"a non-empty text of at most {LIMITS.max_prompt_tokens} tokens and {LIMITS.max_prompt_characters} characters"
 
-_Level = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0.0, le=1.0, description="a number from 0 to 1")]
-_Shift = Annotated[
-    float | None,
-    Field(
-        strict=True,
-        allow_inf_nan=False,
-        ge=LIMITS.min_shift,
-        le=LIMITS.max_shift,
-        description=f"a number from {LIMITS.min_shift:g} to {LIMITS.max_shift:g}",
-    ),
-]
-_SIGMAS = f"2 to {LIMITS.max_steps + 1} numbers that fall from 1 to 0, each by {LIMITS.min_sigma_gap:g} or more"
-_SigmaList = Annotated[
-    tuple[Annotated[float, Field(strict=True, allow_inf_nan=False)], ...],
-    Field(min_length=2, max_length=LIMITS.max_steps + 1, description=_SIGMAS),
-]
 
-
-def _one_of(kind: Any) -> str:
-    return f"one of {', '.join(get_args(kind))}"
-
-
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Condition(_Value):
-    """One image, video or audio file: a keyframe of the target, or a reference for it."""
-
-    type: Annotated[ConditionType, Field(description=_one_of(ConditionType))]
-    uri: Annotated[str, Field(strict=True, min_length=1, description="a non-empty text")]
-    role: Annotated[Role, Field(description=_one_of(Role))]
-    frame_index: Annotated[
-        int | None,
-        Field(strict=True, description="a whole number: 0 for the first frame, -1 for the last"),
-    ] = None  # keyframes only
-    start_time_seconds: Annotated[
-        float | None, Field(strict=True, allow_inf_nan=False, ge=0.0, description="a number of seconds >= 0")
-    ] = None
-
-    @property
-    def is_visual(self) -> bool:
-        """True when it brings rows of the video kind."""
-        return self.type != "audio"
-
-
-class Target(_Value):
-    """What is made: short edge in pixels, aspect ratio `auto` or W:H, duration in seconds."""
-
-    short_edge: Annotated[
-        int, Field(strict=True, ge=LIMITS.min_short_edge, le=LIMITS.max_short_edge, description=_SHORT_EDGE)
-    ] = DEFAULT_SHORT_EDGE
-    aspect_ratio: Annotated[str, Field(strict=True, description="auto or W:H, such as 16:9")] = "auto"
-    duration_seconds: Annotated[float | None, Field(strict=True, allow_inf_nan=False, description=_SECONDS)] = None
-
-
-class Sigmas(_Value):
-    """An explicit schedule: the noise levels before each evaluation, and a 0 at the end."""
-
-    video: _SigmaList
-    audio: _SigmaList
-
-
-class GenerationRequest(_Value):
+class GenerationRequest(Value):
     """One video with its soundtrack. `num_inference_steps` counts model evaluations."""
 
-    task: Annotated[Task, Field(description=_one_of(Task))]
+    task: Annotated[Task, Field(description=any_of(Task))]
     prompt: Annotated[str, Field(strict=True, max_length=LIMITS.max_prompt_characters, description=_PROMPT)]
     conditions: Annotated[
         tuple[Condition, ...], Field(description="a list of conditions, each with type, uri, role")
@@ -121,13 +63,31 @@ class GenerationRequest(_Value):
     num_inference_steps: Annotated[
         int, Field(strict=True, ge=1, le=LIMITS.max_steps, description=f"a whole number from 1 to {LIMITS.max_steps}")
     ] = DEFAULT_STEPS
-    flow_shift: _Shift = None  # None: the checkpoint's own
-    audio_flow_shift: _Shift = None
-    solver: Annotated[Solver, Field(description=_one_of(Solver))] = "euler"
-    imgvid_cond_noise_aug_for_inference: _Level = DEFAULT_VISUAL_CONDITION_LEVEL
-    audio_cond_noise_aug_for_inference: _Level = DEFAULT_AUDIO_CONDITION_LEVEL
-    reference_resize_mode: Annotated[ResizeMode, Field(description=_one_of(ResizeMode))] = "diffusers"
-    quality: Annotated[Quality | None, Field(description=_one_of(Quality))] = None  # None: the engine's
+    flow_shift: Shift = None  # None: the checkpoint's own
+    audio_flow_shift: Shift = None
+    solver: Annotated[Solver, Field(description=any_of(Solver))] = "euler"
+    adapters: Annotated[
+        tuple[AdapterChoice, ...],
+        Field(
+            max_length=LIMITS.adapters,
+            description=f"a list of at most {LIMITS.adapters} adapters, each with name and strength",
+        ),
+    ] = ()
+    imgvid_cond_noise_aug_for_inference: Level = DEFAULT_VISUAL_CONDITION_LEVEL
+    audio_cond_noise_aug_for_inference: Level = DEFAULT_AUDIO_CONDITION_LEVEL
+    reference_resize_mode: Annotated[ResizeMode, Field(description=any_of(ResizeMode))] = "diffusers"
+    quality: Annotated[Quality | None, Field(description=any_of(Quality))] = None  # None: the engine's
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_loras(cls, fields: Any) -> Any:
+        """`loras` is what some clients call adapters."""
+        match fields:
+            case {"loras": _, "adapters": _}:
+                raise RequestError("loras", fields["loras"], "the same as adapters: leave one of them out")
+            case {"loras": loras}:
+                return {**{name: value for name, value in fields.items() if name != "loras"}, "adapters": loras}
+        return fields
 
     @model_validator(mode="before")
     @classmethod
@@ -149,6 +109,7 @@ class GenerationRequest(_Value):
         _check_counts(self)
         _check_target(self)
         _check_sigmas(self)
+        _check_adapters(self)
         return self
 
     @property
@@ -264,10 +225,10 @@ def _check_target(request: GenerationRequest) -> None:
             raise RequestError(
                 "target.duration_seconds",
                 None,
-                f"required: {_SECONDS} (only ref2va with exactly one reference of audio or video may leave it out)",
+                f"required: {SECONDS} (only ref2va with exactly one reference of audio or video may leave it out)",
             )
     elif not LIMITS.min_seconds <= target.duration_seconds <= LIMITS.max_seconds:
-        raise RequestError("target.duration_seconds", target.duration_seconds, _SECONDS)
+        raise RequestError("target.duration_seconds", target.duration_seconds, SECONDS)
 
 
 def _check_sigmas(request: GenerationRequest) -> None:
@@ -281,16 +242,25 @@ def _check_sigmas(request: GenerationRequest) -> None:
     for name in ("video", "audio"):
         sigmas: tuple[float, ...] = getattr(request.sigmas, name)
         if sigmas[0] != 1 or sigmas[-1] != 0:
-            raise RequestError(f"sigmas.{name}", f"from {sigmas[0]:g} to {sigmas[-1]:g}", _SIGMAS)
+            raise RequestError(f"sigmas.{name}", f"from {sigmas[0]:g} to {sigmas[-1]:g}", SIGMAS)
         for before, after in pairwise(sigmas):
             if round(before - after, 9) < LIMITS.min_sigma_gap:
-                raise RequestError(f"sigmas.{name}", f"{before:.9g}, then {after:.9g}", _SIGMAS)
+                raise RequestError(f"sigmas.{name}", f"{before:.9g}, then {after:.9g}", SIGMAS)
     counts = len(request.sigmas.video) - 1, len(request.sigmas.audio) - 1
     if counts[0] != counts[1]:
         raise RequestError("sigmas.audio", f"{counts[1] + 1} numbers", f"as many as video has, {counts[0] + 1}")
     if request.num_inference_steps != counts[0]:
         allowed = f"sigmas make {counts[0]} evaluations: leave it out, or say the same"
         raise RequestError("num_inference_steps", request.num_inference_steps, allowed)
+
+
+def _check_adapters(request: GenerationRequest) -> None:
+    names = [choice.name for choice in request.adapters]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise RequestError(
+                f"adapters[{index}].name", name, "each adapter once, at the strength that it should have"
+            )
 
 
 _GUIDANCE = "the model is guidance-distilled: leave this field out"
@@ -340,6 +310,7 @@ def _descriptions() -> Iterator[tuple[str, str]]:
         ("conditions.", Condition),
         ("target.", Target),
         ("sigmas.", Sigmas),
+        ("adapters.", AdapterChoice),
     ):
         for name, field in model.model_fields.items():
             yield prefix + name, str(field.description)

@@ -50,6 +50,9 @@ class ModelSettings:
         None, "Keep encoded prompts and references in this folder, for later runs too; in memory only if left out."
     )
     revision: str | None = option(None, "Revision of a hub id.")
+    adapter_folder: Path | None = option(
+        None, "Folder of adapters (*.safetensors), which requests name by their names in it."
+    )
     gpus: int = option(1, "GPUs that make one video together.")
     ulysses: int | None = option(None, "Of them, so many share the sequence; chosen if left out.")
     tp: int | None = option(None, "So many share every linear layer; chosen if left out.")
@@ -81,6 +84,13 @@ def cache_folder(setting: str | Path | None) -> Path:
     except RuntimeError as error:
         said = "" if setting is None else str(setting)
         raise RequestError("cache", said, f"a folder has to be named: {str(error).lower()}") from None
+
+
+def check_adapter_folder(folder: str | Path | None) -> Path | None:
+    """The folder that adapters are named in. RequestError unless it is one."""
+    if folder is None or (found := Path(folder).expanduser()).is_dir():
+        return None if folder is None else found
+    raise RequestError("adapter_folder", str(folder), "a folder that is there")
 
 
 def partitions_of(setting: Partitions) -> tuple[Partition, ...]:

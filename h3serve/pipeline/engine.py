@@ -19,7 +19,15 @@ from h3serve.core.limits import PARTITION_OF, Partition, Quality, Task
 from h3serve.core.plan import Plan
 from h3serve.core.prompt import check_length
 from h3serve.core.request import GenerationRequest
-from h3serve.core.settings import DType, EngineSettings, Partitions, cache_folder, check_quality, one_of, partitions_of
+from h3serve.core.settings import (
+    EngineSettings,
+    Partitions,
+    cache_folder,
+    check_adapter_folder,
+    check_quality,
+    one_of,
+    partitions_of,
+)
 from h3serve.models.audio_vae.audio_vae import AudioVAE
 from h3serve.models.quality import TIERS, has_float8, use_tier, use_vae_tier
 from h3serve.models.text_encoder.text_encoder import TextEncoder
@@ -30,10 +38,12 @@ from h3serve.models.video_vae.video_vae import VideoVAE, to_compute_dtype
 from h3serve.pipeline.schedule import default_times
 from h3serve.runtime.adaln.adaln_cache import AdaLN
 from h3serve.runtime.adaln.modulation_tables import Direct, ModulationSource
+from h3serve.runtime.adapters.adapter_shelf import AdapterShelf
+from h3serve.runtime.adapters.live_adapters import LiveAdapters
 from h3serve.runtime.checkpoint_identity import identities_in, maker_of
 from h3serve.runtime.encoding_cache import EncodingCache, folder_for
 from h3serve.runtime.loading import How, build_tiers, place
-from h3serve.runtime.machine import has_float8_units, make_current
+from h3serve.runtime.machine import has_float8_units, make_current, resolve_device, resolve_dtype
 from h3serve.runtime.memory_meter import PeakMeter
 from h3serve.runtime.offload.placement import OffloadedNetwork, Placement
 from h3serve.runtime.offload.policy import Choice, capacity_of, choose_for, held_as, resident_beside
@@ -41,6 +51,7 @@ from h3serve.runtime.parallel.sharding import ONE, Share
 from h3serve.runtime.weight_updates import Updates
 from h3serve.weights.files.checkpoint_folder import ModelFolder
 from h3serve.weights.formats.checksums import read_size_rules
+from h3serve.weights.formats.entry_rows import everything
 from h3serve.weights.formats.opened_component import Opened, open_checkpoint
 from h3serve.weights.formats.tokenizer_files import open_tokenizer
 from h3serve.weights.locate import locate
@@ -63,6 +74,7 @@ class Engine:
     rules: SizeRules
     placements: Mapping[nn.Module, Placement[nn.Module]] = field(default_factory=dict)  # of networks not always there
     modulations: Mapping[Partition, ModulationSource] = field(default_factory=dict)  # others: straight from the network
+    adapters: Mapping[Partition, LiveAdapters] = field(default_factory=dict)
     encodings: EncodingCache = field(default_factory=EncodingCache)
     cache: Path | None = None  # folder for what is made once and kept; None: nothing was loaded from a checkpoint
     size: ModelSize = RELEASED_MODEL
@@ -95,17 +107,33 @@ class Engine:
             return None
         return capacity_of(self.choice, tiles_of(self.video_vae))
 
-    def check_plan(self, plan: Plan) -> None:
-        """CapacityError, with the numbers, for a request that cannot fit on this engine's GPU."""
+    def use_adapters(self, request: GenerationRequest, plan: Plan) -> None:
+        """Puts the request's adapters on its transformer, and takes all others off.
+
+        RequestError names an adapter that cannot be had, CapacityError says that `plan` does not fit beside them.
+        """
+        live = self.adapters.get(PARTITION_OF[request.task])
+        if live is not None:
+            chosen = live.choose(request.adapters)
+            self.check_plan(plan, live.num_bytes(chosen))
+            live.use(chosen)
+        elif request.adapters:
+            raise RequestError("adapters", f"{len(request.adapters)} given", "this engine was not loaded from files")
+
+    def check_plan(self, plan: Plan, adapters: int = 0) -> None:
+        """CapacityError, with the numbers, for a request that cannot fit on this engine's GPU beside its adapters."""
         if (capacity := self.capacity) is not None:
-            capacity.check(plan)
+            capacity.check(plan, adapters=adapters)
 
     def make_room(self, task: Task, plan: Plan) -> None:
-        """Of a streamed transformer as many blocks stay as there is room for beside `plan`'s work."""
+        """Of a streamed transformer as many blocks stay as there is room for beside `plan`'s work and adapters."""
         placement = self.placements.get(self.denoiser(task))
         if self.choice is not None and self.choice.modes["transformer"] == "stream":
             assert isinstance(placement, OffloadedNetwork)
-            placement.set_resident_blocks(resident_beside(self.choice, work_of(plan, tiles=tiles_of(self.video_vae))))
+            work, live = work_of(plan, tiles=tiles_of(self.video_vae)), self.adapters[PARTITION_OF[task]]
+            placement.set_resident_blocks(
+                resident_beside(self.choice, work, adapters=live.num_bytes(live.current or ()))
+            )
 
     def on_device(self, network: nn.Module) -> AbstractContextManager[object]:
         """Inside the `with` block the network's weights are on the device."""
@@ -124,10 +152,16 @@ class Engine:
         return Updates(self.placements[denoiser], tiers, partition, self.device, self.cache)
 
     def stats(self, task: Task) -> dict[str, Any]:
-        """Counters since the start: the modulation tiers of the task's transformer, and encodings."""
+        """Counters since the start: modulation tiers of the task's transformer, and encodings; its adapters now."""
         source, encodings = self.modulations.get(PARTITION_OF[task]), self.encodings
         counts = {name: getattr(encodings, name) for name in ("hits", "misses", "evictions", "disk_hits", "num_bytes")}
-        return {"encodings": counts, **({"modulation": source.stats()} if isinstance(source, AdaLN) else {})}
+        live = self.adapters.get(PARTITION_OF[task])
+        told = [adapter.describe() for adapter in live.current or ()] if live else []
+        return {
+            "encodings": counts,
+            **({"modulation": source.stats()} if isinstance(source, AdaLN) else {}),
+            **({"adapters": told} if told else {}),
+        }
 
     @torch.inference_mode()
     def prepare(self) -> None:
@@ -157,6 +191,7 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
     dtype = resolve_dtype(settings.dtype, device)
     _check_settings(settings, device)
     cache, partitions = cache_folder(settings.cache), partitions_of(settings.partition)
+    adapter_folder = check_adapter_folder(settings.adapter_folder)
     folders = {p: locate_model(settings, p) for p in partitions}
     opened = {p: open_checkpoint(folder, p) for p, folder in folders.items()}
     shared = partitions[0]  # the partitions' other components are the same files
@@ -208,6 +243,17 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
         )
         for p in partitions
     }
+    cut = None if float8 else share.cut("transformer", resident=choice.modes["transformer"] == "resident")
+    adapters = {
+        p: LiveAdapters(
+            denoisers[p],
+            AdapterShelf(opened[p]["transformer"], folder=adapter_folder),
+            device=device,
+            tiers=tiers[p],
+            part_of=cut(opened[p]["transformer"].build()) if cut else everything,
+        )
+        for p in partitions
+    }
     peaks.load_done()
     return Engine(
         tokenizer=tokenizer,
@@ -221,6 +267,7 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
         rules=rules,
         placements=placements,
         modulations=tiers,
+        adapters=adapters,
         encodings=encodings,
         cache=cache,
         choice=choice,
@@ -271,33 +318,6 @@ def _denoiser(module: nn.Module, quality: Quality, device: torch.device) -> Deno
 def _shifts(folder: ModelFolder, partition: Partition) -> tuple[float, float]:
     shifts = folder.partition(partition).shifts
     return shifts.video, shifts.audio
-
-
-def resolve_device(name: str) -> torch.device:
-    """`auto` is the first GPU, or the CPU without one; a GPU always has its number. RequestError if it is not there."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise RequestError("device", name, "cpu, cuda, cuda:N or auto") from None
-    if device.type not in ("cpu", "cuda"):
-        raise RequestError("device", name, "cpu, cuda, cuda:N or auto")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise RequestError(
-            "device", name, f"this machine has {torch.cuda.device_count()} usable GPUs; cpu works everywhere"
-        )
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
-
-
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is float32 on the CPU and the release's bfloat16 on a GPU."""
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if name not in known:
-        raise RequestError("dtype", name, one_of(DType))
-    return known[name]
 
 
 def _check_settings(settings: EngineSettings, device: torch.device) -> None:

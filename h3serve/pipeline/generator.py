@@ -130,6 +130,7 @@ class Generator:
             with meter.stage("read media"):
                 plan, prepared = self.ingest.read(wanted, meter.pulse)
                 self.engine.check_plan(plan)
+                self.engine.use_adapters(wanted, plan)
             return self.run(wanted, plan, prepared, meter=meter, noise=noise or {}, kept=kept, output=output)
 
     @torch.inference_mode()

@@ -12,7 +12,8 @@ from h3serve.core.geometry import FPS, RELEASED_SIZES, SizeRules, reference_vide
 from h3serve.core.limits import LIMITS, Limits
 from h3serve.core.media_probe import MediaProbe, seconds_used
 from h3serve.core.plan import Plan
-from h3serve.core.request import Condition, GenerationRequest
+from h3serve.core.request import GenerationRequest
+from h3serve.core.request_values import Condition
 from h3serve.media.read.audio import load_audio
 from h3serve.media.read.image import load_image, prepare_keyframe, prepare_reference_image
 from h3serve.media.read.probe import probe_media

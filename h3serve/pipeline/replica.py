@@ -13,9 +13,9 @@ from h3serve.core.request import GenerationRequest
 from h3serve.core.settings import EncoderShare, EngineSettings, one_of
 from h3serve.media.read.video import Frames, decode_clip, decode_into
 from h3serve.media.sources.media_file import MediaFile
-from h3serve.pipeline.engine import first_partition, locate_model, resolve_device
+from h3serve.pipeline.engine import first_partition, locate_model
 from h3serve.pipeline.noise import Noise
-from h3serve.runtime.machine import measure
+from h3serve.runtime.machine import measure, resolve_device
 from h3serve.runtime.parallel.joint_request import Together
 from h3serve.runtime.parallel.parallel_layout import ShapeChoice, bytes_per_rank, choose_shape, encoder_parts
 from h3serve.runtime.parallel.process_group import Ranks, open_store

@@ -57,6 +57,7 @@ def update_weights(engine: Engine, replica: Replica, wanted: Wanted) -> dict[str
 
 
 def _write(engine: Engine, updates: Updates, source: Source, values: Tensors | None) -> Dropped:
+    engine.adapters[updates.partition].rebase(source.opened, is_whole=values is None)
     dropped = updates.write(source, values)
     try:
         engine.prepare()

@@ -31,7 +31,7 @@ from h3serve.weights.formats.entry_rows import arrange, runs_of
 from h3serve.weights.formats.header_checks import adapter_layer
 from h3serve.weights.formats.inspection import inspect_component
 from h3serve.weights.formats.load import read_tensors, stored_entries
-from h3serve.weights.formats.opened_component import open_component
+from h3serve.weights.formats.opened_component import OpenedComponent, open_component
 from h3serve.weights.formats.weight_checks import report
 
 NAME = "transformer"
@@ -42,9 +42,14 @@ Dropped = dict[str, int]  # what each cache held that is not valid any more
 class Source:
     """A checkpoint that new weights come from, checked against the served network."""
 
-    index: TensorIndex
-    entries: tuple[Entry, ...]
+    opened: OpenedComponent
+    entries: tuple[Entry, ...]  # all but the projections
     projections: Projections
+
+    @property
+    def index(self) -> TensorIndex:
+        """Its stored tensors."""
+        return self.opened.index
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ class Updates:
             raise CheckpointError(f"{opened.index.folder} is of another size than the served model")
         report(opened.index.folder, inspect_component(opened).findings)
         ours = tuple(entry for entry in opened.key_map.entries if not is_projection(entry.target))
-        return Source(opened.index, ours, Projections(opened.index, opened.key_map, self._dtype(module)))
+        return Source(opened, ours, Projections(opened.index, opened.key_map, self._dtype(module)))
 
     def validate_lora_layers(self, names: Iterable[str]) -> None:
         """RequestError if any of these tensors is a layer of an adapter: what it changes would have to be undone.
@@ -115,7 +120,9 @@ class Updates:
         """
         if layer := adapter_layer(names):
             raise RequestError(
-                "lora", layer, "adapters are not loaded: merge it into a checkpoint, and update from that one"
+                "lora",
+                layer,
+                "layers of an adapter are no weights: name it in a request's adapters, or merge it into a checkpoint",
             )
 
     def validate_tensors(self, tensors: Mapping[str, torch.Tensor], source: Source) -> None:

@@ -77,7 +77,7 @@ def film(http: httpx.Client, reply: httpx.Response) -> bytes:
 def refusals() -> dict[str, dict[str, Any]]:
     return {
         "torn": {"source": "torn"},
-        "adapters are not loaded": {"source": "new", "tensors": "adapter.safetensors"},
+        "layers of an adapter": {"source": "new", "tensors": "adapter.safetensors"},
         "NaN": {"source": "new", "tensors": "nan.safetensors"},
         "readable safetensors": {"source": "new", "tensors": "text.safetensors"},
         "not a MiniMax-H3 checkpoint": {"source": "new/FL2VA/transformer"},

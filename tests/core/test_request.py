@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from h3serve.core.errors import RequestError
-from h3serve.core.request import Condition, GenerationRequest, Target, parse_request
+from h3serve.core.request import GenerationRequest, parse_request
+from h3serve.core.request_values import Condition, Target
 
 FIRST = {"type": "image", "uri": "a.png", "role": "keyframe", "frame_index": 0}
 LAST = {**FIRST, "frame_index": -1}

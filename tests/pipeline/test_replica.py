@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from h3serve import Generator
 from h3serve.core.errors import Cancelled, MediaError, RequestError, WorkerError
@@ -35,6 +36,7 @@ TARGET = {"short_edge": 64, "aspect_ratio": "1:1", "duration_seconds": 4}
 REQUEST: dict[str, Any] = {"task": "t2va", "prompt": "rain.", "target": TARGET, "num_inference_steps": 2, "seed": 3}
 SIGMAS = {"video": [1, 0.9, 0.7, 0.4, 0], "audio": [1, 0.8, 0.5, 0.2, 0]}
 FOUR_STEPS: dict[str, Any] = {"num_inference_steps": 4, "solver": "multistep", "sigmas": SIGMAS}
+LAYERS = {"attn.qkv_proj": (1536, 64), "attn.out_proj": (64, 512), "mlp.fc1": (320, 64), "mlp.fc2": (64, 160)}
 SHAPES = [Shape(2, 1), Shape(1, 2), Shape(2, 2)]
 
 
@@ -120,6 +122,12 @@ def _generate(ranks: Ranks, dtype: torch.dtype, request: dict[str, Any], noise: 
     return found if ranks.leads else {name: value for name, value in found.items() if name.startswith("noise")}
 
 
+def _refused(ranks: Ranks, request: dict[str, Any]) -> str:
+    with pytest.raises(RequestError) as caught:
+        ranks.generator.generate(request)
+    return str(caught.value)
+
+
 def test_no_sequence_can_be_divided_evenly(requests: Any, expected: Any) -> None:
     assert all(len(expected[task]["token_tags"]) % 2 for task in requests)
 
@@ -138,6 +146,41 @@ def test_bit_equal_on_four_ranks_of_one_kind(shape: Shape, model: Path, expected
         first = processes.run(_generate, torch.float64, REQUEST, timeout=120)[0]
     for name, value in expected["t2va"].items():
         assert np.array_equal(first[name], value), name
+
+
+@pytest.fixture(scope="module")
+def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Low ranks, DoRA and whole tensors on layers whose outputs and whose inputs ranks divide."""
+    folder = tmp_path_factory.mktemp("adapters")
+    layers = {f"blocks.{n}.{name}": size for n in range(2) for name, size in LAYERS.items()}
+    torch.manual_seed(0)
+    low = {}
+    for name, (rows, columns) in layers.items():
+        low[f"{name}.lora_A.weight"], low[f"{name}.lora_B.weight"] = (
+            torch.randn(3, columns),
+            torch.randn(rows, 3) * 0.02,
+        )
+    save_file(low, folder / "low.safetensors")
+    dora = {f"{name}.dora_scale": torch.rand(rows, 1) + 0.5 for name, (rows, _) in layers.items()}
+    save_file(low | dora, folder / "dora.safetensors")
+    save_file({f"{n}.diff": torch.randn(*size) * 0.02 for n, size in layers.items()}, folder / "whole.safetensors")
+    return [{"name": str(folder / f"{n}.safetensors"), "strength": 0.5} for n in ("low", "dora", "whole")]
+
+
+def test_adapters_on_every_rank(
+    ranks: Pool, one: Generator, adapters: list[dict[str, Any]], requests: Any, expected: Any
+) -> None:
+    """As on one rank; afterwards the base's bits. One rank's refusal is everybody's."""
+    request = {**REQUEST, "adapters": adapters}
+    wanted = outcome(compute_in(one, torch.float64), request)
+    first = ranks.run(_generate, torch.float64, request, timeout=120)[0]
+    for name in ("final_video_latents", "final_audio_latents"):
+        np.testing.assert_allclose(first[name], wanted[name], rtol=0, atol=2e-6)
+        assert np.abs(wanted[name] - expected["t2va"][name]).max() > 1e-2
+    assert all("No such file" in said for said in ranks.run(_refused, {**REQUEST, "adapters": [{"name": "gone"}]}))
+    again = ranks.run(_generate, torch.float64, REQUEST, timeout=120)[0]
+    for name, value in expected["t2va"].items():
+        assert np.array_equal(again[name], value), name
 
 
 def test_close_to_one_rank_in_float32_with_the_callers_noise(ranks: Pool, one: Generator, expected: Any) -> None:

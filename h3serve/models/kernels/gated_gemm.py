@@ -32,8 +32,11 @@ DECODER_TILE = Tile(128, 192, pingpong=True, swizzle=32)
 
 
 def gated_linear(x: LinearInput, layer: nn.Module) -> LinearInput:
-    """`elementwise.gated_linear` with one rounding; other layers go through `elementwise_triton.gated_linear`."""
-    if type(layer) is not nn.Linear or not isinstance(x, torch.Tensor):
+    """`elementwise.gated_linear` with one rounding; other layers go through `elementwise_triton.gated_linear`.
+
+    So do layers with hooks: adapters add to the product itself.
+    """
+    if type(layer) is not nn.Linear or not isinstance(x, torch.Tensor) or layer._forward_hooks:
         return elementwise_triton.gated_linear(x, layer)
     return _product(x, layer, TRANSFORMER_TILE)
 

@@ -64,7 +64,7 @@ class AdaLN:
         writes: bool = True,
     ) -> None:
         """`network` has no projections in its blocks; `writes` says whether this process writes sidecars."""
-        self._network, self._projections = network, projections
+        self._network, self.projections = network, projections
         self.slab, self.pages, self.sidecars = slab, pages, sidecars
         self._writes = writes
         self._counts = Counts()
@@ -91,7 +91,7 @@ class AdaLN:
 
         Returns how many keys the slab and how many schedules the pages held.
         """
-        self._projections, self.sidecars = projections, sidecars
+        self.projections, self.sidecars = projections, sidecars
         return {"slab_keys": self.slab.clear(), "page_schedules": self.pages.clear()}
 
     def stats(self) -> dict[str, dict[str, float]]:
@@ -167,7 +167,7 @@ class AdaLN:
         began, count = time.perf_counter(), self._counts.rebuild
         count.bytes += rebuild(
             self._network,
-            self._projections,
+            self.projections,
             keys,
             lambda key, layer, tables: self.slab.put_layer(slots[key], layer, tables),
             device=self.slab.device,

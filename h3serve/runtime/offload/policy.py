@@ -150,11 +150,11 @@ def capacity_of(choice: Choice, tiles: Tiles) -> Capacity:
     return Capacity(held, choice.budget, choice.machine.device_free, tiles)
 
 
-def resident_beside(choice: Choice, work: Work) -> int:
-    """Returns how many blocks of a streamed transformer may be resident beside this work."""
+def resident_beside(choice: Choice, work: Work, *, adapters: int = 0) -> int:
+    """Returns how many blocks of a streamed transformer may be resident beside this work and bytes of adapters."""
     if choice.modes["transformer"] != "stream":
         return 0
-    held = _peak("denoise", STAGES["denoise"], choice.modes, choice.sizes, work, choice.in_files)
+    held = adapters + _peak("denoise", STAGES["denoise"], choice.modes, choice.sizes, work, choice.in_files)
     size = choice.sizes["transformer"]
     return max(0, min(size.blocks - DEPTH - 1, (choice.budget - FRAGMENTS - held) // max(1, size.block)))
 
