@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from h3serve.cli.console import say
+from h3serve.cli.request_flags import with_strength
 from h3serve.core.errors import RequestError
 
 if TYPE_CHECKING:  # they bring torch
@@ -87,22 +88,15 @@ def merge(
     from h3serve.weights.locate import locate
 
     config = _config(model, partition)
-    strong = [_with_strength(given) for given in lora]
-    adapters = [(_open(file, config, partition, qkv_layout, alpha), strength) for file, strength in strong]
+    adapters = [
+        (_open(Path(file), config, partition, qkv_layout, alpha), strength)
+        for file, strength in map(with_strength, lora)
+    ]
     for adapter, _ in adapters:
         for warning in adapter.warnings:
             say(f"warning: {warning}")
     merged = merge_adapters(locate(model), partition, adapters, out)  # type: ignore[arg-type]
     say(f"{out}: {merged.tensors} tensors changed, {merged.lost:.1%} of the change lost to rounding")
-
-
-def _with_strength(given: str) -> tuple[Path, float]:
-    """A file's name, and what stands behind its last = if that is a number."""
-    name, _, strength = given.rpartition("=")
-    try:
-        return (Path(name), float(strength)) if name else (Path(given), 1.0)
-    except ValueError:
-        return Path(given), 1.0
 
 
 def _open(

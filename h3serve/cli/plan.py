@@ -12,16 +12,20 @@ import typer
 from h3serve.cli.console import say
 from h3serve.cli.options import with_options
 from h3serve.cli.request_flags import RequestFile, RequestFlags, build_request
+from h3serve.core.errors import RequestError
 from h3serve.core.geometry import RELEASED_SIZES, SizeRules
 from h3serve.core.limits import PARTITION_OF, Partition
-from h3serve.core.settings import ModelSettings
+from h3serve.core.request import GenerationRequest
+from h3serve.core.settings import ModelSettings, check_adapter_folder
 
 if TYPE_CHECKING:
     from h3serve.runtime.machine import Machine
     from h3serve.runtime.offload.policy import Held
 
 
-@with_options(only=(*(known.name for known in fields(RequestFlags)), "cache", "quantize", "residency"))
+@with_options(
+    only=(*(known.name for known in fields(RequestFlags)), "cache", "quantize", "residency", "adapter_folder")
+)
 def plan(
     *,
     request_file: RequestFile = None,
@@ -48,10 +52,17 @@ def plan(
         )
     resolved = Ingest(rules, held.model).plan(request)
     shown, lines = resolved.describe(), []
+    if request.adapters:
+        size = _adapter_bytes(request, settings.adapter_folder)
+        lines.append(
+            f"adapters    {len(request.adapters)}, {size / 2**30:.2f} GiB on the device beside everything else"
+        )
+        shown["adapters"] = {"count": len(request.adapters), "bytes": size}
+        machine = machine and replace(machine, device_free=machine.device_free - size)
     if machine is not None:
         fused = device_gib is None and _fuses_here(held)
         choice = choose_on(machine, settings.residency, resolved, held, fused=fused, float8=float8)
-        shown["placement"], lines = choice.describe(), choice.lines()
+        shown["placement"], lines = choice.describe(), [*lines, *choice.lines()]
     if as_json:
         say(json.dumps(shown, indent=2))
         return
@@ -94,6 +105,20 @@ def _machine(device_gib: float | None, host_gib: float | None) -> Machine | None
     if device_gib is not None:
         return Machine(int(device_gib * 2**30), int(device_gib * 2**30), total, free)
     return replace(measure(torch.device("cuda")), host_bytes=total, host_free=free)
+
+
+def _adapter_bytes(request: GenerationRequest, folder: Path | None) -> int:
+    """Roughly what the request's adapters take on the device: what their files hold."""
+    from h3serve.runtime.adapters.adapter_shelf import adapter_path
+
+    total = 0
+    for index, choice in enumerate(request.adapters):
+        where = f"adapters[{index}].name"
+        try:
+            total += adapter_path(choice.name, check_adapter_folder(folder), where).stat().st_size
+        except OSError as error:
+            raise RequestError(where, choice.name, f"{error.strerror}") from None
+    return total
 
 
 def _fuses_here(held: Held) -> bool:

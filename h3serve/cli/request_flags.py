@@ -45,6 +45,11 @@ class RequestFlags:
     num_inference_steps: int | None = option(None, "Model evaluations.", flag="--steps")
     seed: int | None = option(None, "0 to 2^63-1.")
     solver: str | None = option(None, "euler, or multistep: second order, for 10 to 25 evaluations.")
+    loras: tuple[str, ...] = option(
+        (),
+        "Adapter (LoRA) for this video: its file, or its name in --adapter-folder; or NAME=STRENGTH. Repeatable.",
+        flag="--lora",
+    )
 
     def given(self, names: Sequence[str]) -> dict[str, Any]:
         """The fields among `names` that were given."""
@@ -69,12 +74,24 @@ def build_request(file: Path | None, flags: RequestFlags) -> GenerationRequest:
     sizes = {**(target if isinstance(target, dict) else {}), **flags.given(_TARGET)}
     if added:
         merged["conditions"] = added
+    if flags.loras:
+        merged.pop("loras", None)
+        merged["adapters"] = [{"name": name, "strength": s} for name, s in map(with_strength, flags.loras)]
     merged.setdefault("task", _task(added))
     if not body and merged["task"] != "ref2va":
         sizes.setdefault("duration_seconds", SECONDS)
     if sizes:
         merged["target"] = sizes
     return parse_request(merged)
+
+
+def with_strength(given: str) -> tuple[str, float]:
+    """An adapter's name, and what stands behind its last = if that is a number; else 1."""
+    name, _, strength = given.rpartition("=")
+    try:
+        return (name, float(strength)) if name else (given, 1.0)
+    except ValueError:
+        return given, 1.0
 
 
 def _read_body(path: Path | None) -> dict[str, Any]:
@@ -91,7 +108,10 @@ def _read_body(path: Path | None) -> dict[str, Any]:
         raise RequestError("request file", str(path), "must hold one JSON object")
     conditions = body.get("conditions")
     if isinstance(conditions, list):
-        body["conditions"] = [_beside(c, path.parent) for c in conditions]
+        body["conditions"] = [_beside(c, path.parent, "uri") for c in conditions]
+    for field in ("adapters", "loras"):
+        if isinstance(adapters := body.get(field), list):
+            body[field] = [_beside(a, path.parent, "name", only_files=True) for a in adapters]
     return body
 
 
@@ -114,11 +134,11 @@ def _task(conditions: Sequence[Mapping[str, Any]]) -> str:
     return "ref2va" if "reference" in roles else "fl2va" if roles else "t2va"
 
 
-def _beside(condition: Any, folder: Path) -> Any:
-    """Plain relative paths are taken from the request file's folder."""
-    if not isinstance(condition, dict) or not isinstance(condition.get("uri"), str):
-        return condition
-    uri = condition["uri"]
-    if not uri or ":" in uri.split("/", 1)[0] or Path(uri).is_absolute():
-        return condition
-    return {**condition, "uri": str(folder / uri)}
+def _beside(item: Any, folder: Path, member: str, *, only_files: bool = False) -> Any:
+    """Plain relative paths are taken from the request file's folder; with `only_files` what is no path stays a name."""
+    if not isinstance(item, dict) or not isinstance(item.get(member), str):
+        return item
+    path = item[member]
+    if not path or ":" in path.split("/", 1)[0] or Path(path).is_absolute():
+        return item
+    return item if only_files and not (folder / path).is_file() else {**item, member: str(folder / path)}

@@ -42,8 +42,9 @@ def _check(settings: ServiceSettings, replicas: int) -> None:
             raise RequestError("--allowed-host", name, "a host name or an address, without scheme and port")
     if settings.admin_without_key and settings.keys is not None:
         raise RequestError("--admin-without-key", True, "not with --keys: `h3serve keys NAME --admin` makes admins")
-    weights = [settings.weights] if settings.weights is not None else []
-    for flag, folders in (("--allow-folder", settings.folders), ("--weights-folder", weights)):
+    named = ("--weights-folder", settings.weights), ("--adapter-folder", settings.adapter_folder)
+    single = [(flag, (folder,)) for flag, folder in named if folder is not None]
+    for flag, folders in (("--allow-folder", settings.folders), *single):
         for folder in folders:
             if not folder.is_dir():
                 raise RequestError(flag, str(folder), "an existing folder")

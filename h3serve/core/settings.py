@@ -10,6 +10,8 @@ from h3serve.core.errors import RequestError
 from h3serve.core.limits import Partition, Quality
 
 Partitions = Literal["fl2va", "ref2va", "both"]
+ADAPTER_SUFFIX = ".safetensors"  # of the files in an adapter folder
+
 Residency = Literal["auto", "resident", "offload", "stream"]
 DType = Literal["auto", "float32", "bfloat16"]
 Quantize = Literal["auto", "none", "fp8"]

@@ -1,4 +1,4 @@
-"""What this machine has: device memory within this process's share, host memory, units of its GPU; what a setting means on it."""
+"""What this machine has: device memory within this process's share, host memory, units of its GPU; names of devices."""
 
 from __future__ import annotations
 

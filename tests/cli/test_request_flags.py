@@ -96,6 +96,25 @@ def test_every_other_flag_reaches_its_field(asked: Any) -> None:
     assert wanted.solver == "multistep" and asked().solver == "euler"
 
 
+def test_adapters_with_and_without_strength(media: Path, asked: Any) -> None:
+    """A file may have = in its name; of a request file paths are beside it, what is no file is a name."""
+    flags = ("--lora", "a.safetensors", "--lora", "b=c.safetensors", "--lora", "d.safetensors=-0.5")
+    chosen = [(choice.name, choice.strength) for choice in asked(*flags).adapters]
+    assert chosen == [("a.safetensors", 1), ("b=c.safetensors", 1), ("d.safetensors", -0.5)]
+    (media / "here.safetensors").touch()
+    fields = {
+        "prompt": "x",
+        "target": {"duration_seconds": 4},
+        "loras": [{"name": "here.safetensors"}, {"name": "style"}],
+    }
+    (media / "r.json").write_text(json.dumps(fields))
+    assert [choice.name for choice in asked(str(media / "r.json")).adapters] == [
+        str(media / "here.safetensors"),
+        "style",
+    ]
+    assert [choice.name for choice in asked("--lora", "style", str(media / "r.json")).adapters] == ["style"]
+
+
 def test_flags_win_over_the_file(media: Path, asked: Any) -> None:
     target = {"short_edge": 768, "aspect_ratio": "1:1", "duration_seconds": 4}
     keyframe = {"type": "image", "role": "keyframe", "frame_index": 0, "uri": "tall.png"}

@@ -29,7 +29,10 @@ def store(folder: DataFolder) -> Iterator[JobStore]:
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A whole server as a process, ready, for tests that leave it as it was."""
-    with live(tmp_path_factory.mktemp("live") / "data") as server:
+    adapters = tmp_path_factory.mktemp("adapters")
+    for name in ("cel shading", "rain"):  # fake workers do not open them
+        (adapters / f"{name}.safetensors").write_text(name)
+    with live(tmp_path_factory.mktemp("live") / "data", adapter_folder=str(adapters)) as server:
         with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200)
         yield server

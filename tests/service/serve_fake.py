@@ -29,7 +29,7 @@ def main() -> None:
     for name, kind in KINDS.items():
         if name in values:
             values[name] = kind(**values[name])
-    for name in ("data", "keys", "webhook_secret", "weights"):
+    for name in ("data", "keys", "webhook_secret", "weights", "adapter_folder"):
         if name in values:
             values[name] = Path(values[name])
     if files := values.pop("descriptors", 0):

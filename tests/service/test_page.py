@@ -224,6 +224,34 @@ def test_a_seed_beyond_what_a_number_of_javascript_holds(page: Page, http: httpx
     wait_for(lambda: page.state(video) == "Done")
 
 
+def test_adapters_with_their_strengths(page: Page, http: httpx.Client) -> None:
+    """Chosen from the server's folder, told on the card, there again with Use again, gone when removed."""
+    page.small()
+    page.fill("#prompt", "a lion")
+    for name in ("cel shading", "rain"):
+        page.window.execute_script(
+            "const s = document.querySelector('#add-adapter');"
+            "s.value = arguments[0]; s.dispatchEvent(new Event('change'))",
+            name,
+        )
+    assert [row.text for row in page.window.find_elements(CSS, "#adapter-list .name")] == ["cel shading", "rain"]
+    assert not page.one("#add-adapter").is_enabled()
+    page.fill("#adapter-list li:last-child .exact", "-0.5")
+    assert page.one("#adapter-list li:last-child input[type=range]").get_attribute("value") == "-0.5"
+    video = page.send()
+    chosen = http.get(f"/v1/videos/{video}").json()["request"]["adapters"]
+    assert [(a["name"], a["strength"]) for a in chosen] == [("cel shading", 1), ("rain", -0.5)]
+    assert "cel shading at 1, rain at -0.5" in page.text(f'[data-id="{video}"] .size')
+    for button in page.window.find_elements(CSS, "#adapter-list button"):
+        button.click()
+    assert page.window.find_elements(CSS, "#adapter-list li") == []
+    page.one(f'[data-id="{video}"] .edit').click()
+    assert [row.text for row in page.window.find_elements(CSS, "#adapter-list .name")] == ["cel shading", "rain"]
+    wait_for(lambda: page.state(video) == "Done")
+    for button in page.window.find_elements(CSS, "#adapter-list button"):
+        button.click()
+
+
 def test_by_keyboard_alone(page: Page) -> None:
     page.small()
     active = page.window.switch_to.active_element

@@ -15,6 +15,7 @@ import torch
 from h3serve.core.errors import CheckpointError, RequestError
 from h3serve.core.estimate_work import GIB
 from h3serve.core.request_values import AdapterChoice
+from h3serve.core.settings import ADAPTER_SUFFIX
 from h3serve.runtime.adapters.adapter_terms import Term, terms_of
 from h3serve.system.named_files import named_files, sha256_of, state_of
 from h3serve.weights.adapters.open_adapter import Adapter, open_adapter
@@ -24,7 +25,6 @@ from h3serve.weights.formats.opened_component import OpenedComponent
 
 log = logging.getLogger(__name__)
 
-SUFFIX = ".safetensors"
 NAMED = 20  # names in a sentence
 HELD_BYTES = 8 * GIB  # of host memory, by one transformer's adapters
 
@@ -60,7 +60,7 @@ class AdapterShelf:
         RequestError for a name, content or strength that cannot be had; a file that does not fit this transformer is
         one too, with the sentence that `open_adapter` has for it.
         """
-        path = self._path(choice.name, f"{where}.name")
+        path = adapter_path(choice.name, self._folder, f"{where}.name")
         try:
             state, found = state_of(path), sha256_of(path)
             if choice.sha256 not in (None, found):
@@ -84,15 +84,6 @@ class AdapterShelf:
         self._held.clear()
         self._opened, self._is_whole = opened, is_whole
 
-    def _path(self, name: str, where: str) -> Path:
-        if self._folder is None:
-            return Path(name).expanduser().absolute()
-        there = named_files(self._folder, SUFFIX)
-        if name not in there:
-            names = ", ".join(list(there)[:NAMED]) + ", ..." * (len(there) > NAMED)
-            raise RequestError(where, name, f"one of {names}" if there else "the adapter folder is empty")
-        return there[name]
-
     def _read(self, path: Path, sha256: str) -> ReadyAdapter:
         adapter = open_adapter(path, self._opened.config, partition=self._opened.partition)
         if adapter.needs:
@@ -103,6 +94,8 @@ class AdapterShelf:
         by_layer = {layer: tuple(found) for layer, found in terms.items()}
         ready = ReadyAdapter(path, sha256, by_layer, _told(adapter), _replaced(adapter))
         log.info("adapter %s: %d of %d layers", path.name, adapter.layers, adapter.layers_there)
+        for warning in adapter.warnings:
+            log.warning("%s", warning)
         return ready
 
     def _base(self, update: Update) -> torch.Tensor:
@@ -116,6 +109,17 @@ class AdapterShelf:
         """Least recently used first; the last one taken stays, whatever its size."""
         while len(self._held) > 1 and sum(ready.num_bytes for ready in self._held.values()) > self._limit:
             self._held.popitem(last=False)
+
+
+def adapter_path(name: str, folder: Path | None, where: str) -> Path:
+    """The file that `name` means: a path, or in a `folder` its name there. RequestError, of the field `where`."""
+    if folder is None:
+        return Path(name).expanduser().absolute()
+    there = named_files(folder, ADAPTER_SUFFIX)
+    if name not in there:
+        names = ", ".join(list(there)[:NAMED]) + ", ..." * (len(there) > NAMED)
+        raise RequestError(where, name, f"one of {names}" if there else "the adapter folder is empty")
+    return there[name]
 
 
 def _told(adapter: Adapter) -> dict[str, Any]:

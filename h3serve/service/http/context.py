@@ -92,13 +92,14 @@ class Context:
         self.store.check_room(caller.name, self.admission)
 
     async def prepare(self, body: Body, caller: Caller, job_id: str) -> NewJob:
-        """The job a body asks for; one that is small and names no media costs no thread."""
+        """The job a body asks for; one that is small and names neither media nor adapters costs no thread."""
         folder = self.folder.incoming(job_id)
 
         def prepare() -> NewJob:
             return self.intake.prepare(body, job_id=job_id, folder=folder, caller=caller)
 
-        return prepare() if body.is_plain and body.is_small else await self.work(caller, prepare)
+        reads_files = not (body.is_plain and body.is_small) or self.settings.adapter_folder is not None
+        return prepare() if not reads_files else await self.work(caller, prepare)
 
     async def work(self, caller: Caller, function: Callable[[], T]) -> T:
         """Run a function that may fetch and probe media in one of a few threads of its own.

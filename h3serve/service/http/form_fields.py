@@ -22,7 +22,19 @@ _STEP = re.compile(r"\[(\w*)\]")
 _MAX_DEPTH = 4
 # Members whose text is taken as it is; all others are read as JSON where they are JSON.
 _TEXT = frozenset(
-    {"task", "prompt", "model", "size", "seconds", "user", "webhook_url", "quality", "reference_resize_mode"}
+    {
+        "task",
+        "prompt",
+        "model",
+        "name",
+        "sha256",
+        "size",
+        "seconds",
+        "user",
+        "webhook_url",
+        "quality",
+        "reference_resize_mode",
+    }
     | {"solver", "aspect_ratio", "type", "uri", "role", "image_url", "url", "file_id", "negative_prompt"}
     | {"input_reference", "image_reference", "reference_url"}
 )

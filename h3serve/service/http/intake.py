@@ -13,7 +13,7 @@ from h3serve.core.errors import RequestError
 from h3serve.core.media_probe import MediaProbe
 from h3serve.core.plan import Plan
 from h3serve.core.request import GenerationRequest, parse_request
-from h3serve.core.settings import check_quality
+from h3serve.core.settings import ADAPTER_SUFFIX, check_quality
 from h3serve.media.read.probe import probe_media
 from h3serve.media.sources.media_file import IngestLimits, SourcePolicy
 from h3serve.media.sources.ssrf_rules import ALLOWED, url_problem
@@ -28,6 +28,7 @@ from h3serve.service.jobs.input_names import write_names
 from h3serve.service.jobs.job import Json, NewJob
 from h3serve.service.service_settings import ServiceSettings
 from h3serve.service.workers.supervisor import Supervisor
+from h3serve.system.named_files import named_files, sha256_of
 
 _MAX_PRIORITY = 10
 
@@ -53,6 +54,7 @@ class Intake:
         if request.task not in self.supervisor.tasks:
             served = f"this server serves {', '.join(self.supervisor.tasks)}"
             raise RequestError("task", request.task, served)
+        request = self._pinned(request)
         check_quality(request.quality, quality=self.settings.quality, quantize=self.settings.quantize)
         frozen, probes, digests = self._freeze(request, body, folder, caller)
         plan = Plan.resolve(request, probes, rules=self.supervisor.size_rules, model=self.supervisor.model_size)
@@ -93,6 +95,23 @@ class Intake:
         for condition, file in zip(frozen["conditions"], files, strict=True):
             condition["uri"] = file.path.name
         return frozen, probes, [_digest(file.path) for file in files]
+
+    def _pinned(self, request: GenerationRequest) -> GenerationRequest:
+        """The request with the content hash of each adapter, so that a later attempt has the same bytes or fails."""
+        folder = self.settings.adapter_folder
+        if not request.adapters:
+            return request
+        if folder is None:
+            raise RequestError("adapters", f"{len(request.adapters)} given", "this server has no adapter folder")
+        there, pinned = named_files(folder, ADAPTER_SUFFIX), []
+        for index, choice in enumerate(request.adapters):
+            if choice.name not in there:
+                raise RequestError(f"adapters[{index}].name", choice.name, "a name from this server's list of adapters")
+            found = sha256_of(there[choice.name])
+            if choice.sha256 not in (None, found):
+                raise RequestError(f"adapters[{index}].sha256", choice.sha256, f"the file's hash is {found} now")
+            pinned.append(choice.model_copy(update={"sha256": found}))
+        return request.model_copy(update={"adapters": tuple(pinned)})
 
     def _check_model(self, model: Any) -> None:
         name = self.settings.model_name

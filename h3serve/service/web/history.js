@@ -1,5 +1,6 @@
 // The list of videos: live progress, play, cancel, repeat, delete.
 
+import { summary } from "./adapters.js";
 import { getJson, objectUrl, postJson, remove } from "./api.js";
 
 const list = document.getElementById("videos"), template = document.getElementById("video-card");
@@ -80,7 +81,7 @@ function draw(card) {
   bar.ariaLabel = `${v.progress} percent`;
   card.querySelector(".words").textContent = v.prompt;
   card.querySelector(".words").title = v.prompt;
-  card.querySelector(".size").textContent = `${v.size}, ${v.duration_seconds.toFixed(2)} s, seed ${v.request.seed}, ${new Date(v.created_at * 1000).toLocaleString()}`;
+  card.querySelector(".size").textContent = `${v.size}, ${v.duration_seconds.toFixed(2)} s, seed ${v.request.seed}${v.request.adapters?.length ? `, ${summary(v.request.adapters)}` : ""}, ${new Date(v.created_at * 1000).toLocaleString()}`;
   card.querySelector(".cancel").hidden = !running || v.cancel_requested;
   card.querySelector(".again").hidden = card.querySelector(".edit").hidden = v.status === "expired" && Boolean(v.request.conditions);
   const link = card.querySelector(".download");

@@ -1,6 +1,7 @@
 // The page: the form, its plan, and what ties them to the list of videos.
 
 import { getJson, getKey, post, setKey, write } from "./api.js";
+import * as adapters from "./adapters.js";
 import * as history from "./history.js";
 import { listen } from "./live.js";
 import * as media from "./media.js";
@@ -23,6 +24,7 @@ function body() {
   if (number("duration_seconds") !== null) target.duration_seconds = number("duration_seconds");
   const request = { task: task(), prompt: at("prompt").value, target, seed: seed(), num_inference_steps: number("num_inference_steps") ?? 50,
     solver: at("solver").value };
+  if (adapters.adapters().length) request.adapters = adapters.adapters();
   const conditions = media.conditions(task(), data);
   if (conditions.length) request.conditions = conditions;
   data.append("request", write(request));
@@ -102,6 +104,7 @@ function edit(request) {
   at("num_inference_steps").value = request.num_inference_steps;
   at("solver").value = request.solver ?? "euler"; // a job of an older server has none
   media.load(request.conditions || []);
+  adapters.load(request.adapters || []);
   showTask();
   form.scrollIntoView({ block: "start" });
   at("prompt").focus();
@@ -121,6 +124,7 @@ async function greet() {
 async function connect() {
   try {
     const name = await greet();
+    await adapters.refresh();
     listen(history.heard);
     await history.refresh();
     history.showNone();
@@ -147,6 +151,7 @@ async function beat(name) {
 
 history.start({ onProblem: tell, onEdit: edit });
 media.start(changed);
+adapters.start(changed);
 form.addEventListener("submit", submit);
 form.addEventListener("input", (event) => (event.target.name === "task" ? showTask() : changed()));
 at("check").addEventListener("click", check);

@@ -2,10 +2,12 @@
 
 import base64
 import errno
+import hashlib
 import io
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -451,3 +453,65 @@ def test_plan_estimates_from_what_was_done_here(http: TestClient, store: JobStor
     again = http.post("/v1/plan", json=T2VA).json()
     assert again["estimated_seconds"] is not None and len(store.ids()) == 1
     assert list((folder.root / "incoming").iterdir()) == []
+
+
+@pytest.fixture
+def adapters(store: JobStore, folder: DataFolder, tmp_path: Path) -> Iterator[TestClient]:
+    """A server with a folder of two adapters, one of them below it, and a hidden file."""
+    (tmp_path / "adapters" / "styles").mkdir(parents=True)
+    for name in ("rain", "styles/cel", "styles/.part"):
+        (tmp_path / "adapters" / f"{name}.safetensors").write_bytes(name.encode())
+    with client_of(context_of(store, folder, adapter_folder=tmp_path / "adapters")) as client:
+        yield client
+
+
+def test_adapters_are_listed_by_name(adapters: TestClient, http: TestClient) -> None:
+    listed = adapters.get("/v1/adapters").json()["data"]
+    assert [(a["id"], a["bytes"]) for a in listed] == [("rain", 4), ("styles/cel", 10)]
+    assert http.get("/v1/adapters").json() == {"object": "list", "data": []}
+
+
+@pytest.mark.parametrize("field", ["adapters", "loras"])
+def test_a_job_has_the_hash_of_each_adapter(adapters: TestClient, field: str) -> None:
+    """So that another attempt has the same bytes, or fails in words."""
+    digest = hashlib.sha256(b"styles/cel").hexdigest()
+    chosen = [{"name": "styles/cel", "strength": -0.5}]
+    flat = {"task": "t2va", "prompt": "a lion", "target": json.dumps(T2VA["target"]), "seed": "1"}
+    flat |= {f"{field}[0][name]": "styles/cel", f"{field}[0][strength]": "-0.5"}
+    for sent in (
+        {"json": changed(**{field: chosen})},
+        {"files": {"request": (None, json.dumps(changed(**{field: chosen})))}},
+        {"files": {name: (None, text) for name, text in flat.items()}},
+    ):
+        job = adapters.post("/v1/videos", **sent)  # type: ignore[arg-type]
+        assert job.status_code == 200, job.text
+        assert job.json()["request"]["adapters"] == [{"name": "styles/cel", "strength": -0.5, "sha256": digest}]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "param", "words"),
+    [
+        ([{"name": "snow"}], "adapters[0].name", "list of adapters"),
+        ([{"name": "../adapters/rain"}], "adapters[0].name", "list of adapters"),
+        ([{"name": "rain.safetensors"}], "adapters[0].name", "list of adapters"),
+        ([{"name": "styles/.part"}], "adapters[0].name", "list of adapters"),
+        ([{"name": "rain", "sha256": "0" * 64}], "adapters[0].sha256", "the file's hash is"),
+        ([{"name": "rain", "sha256": "rain"}], "adapters[0].sha256", "64 hex digits"),
+        ([{"name": "rain"}, {"name": "rain", "strength": 2}], "adapters[1].name", "once"),
+        ([{"name": "rain", "strength": "strong"}], "adapters[0].strength", "a number from -10 to 10"),
+        ([{"strength": 1}], "adapters[0].name", "required"),
+        ("rain", "adapters", "a list of at most 8 adapters"),
+    ],
+)
+def test_an_adapter_that_cannot_be_had_is_refused(
+    adapters: TestClient, chosen: Any, param: str, words: str, context: Context
+) -> None:
+    refused = adapters.post("/v1/videos", json=changed(adapters=chosen))
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and error["param"] == param and words in error["message"]
+    assert not context.store.ids()
+
+
+def test_a_server_without_a_folder_takes_no_adapters(http: TestClient) -> None:
+    refused = http.post("/v1/videos", json=changed(adapters=[{"name": "/etc/passwd"}]))
+    assert refused.status_code == 400 and "no adapter folder" in refused.json()["error"]["message"]
