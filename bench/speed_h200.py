@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from bench.report import Figure, Report, machine
-from bench.speed import growth_command, text_encoder, transformer_step, video_vae, whole_request
+from bench.speed import adapters, growth_command, text_encoder, transformer_step, video_vae, whole_request
 from bench.speed.timing import alternate, sustained
 from bench.synthetic_engine import synthetic_engine
 from bench.synthetic_weights import synthetic_component
@@ -44,6 +44,7 @@ TIERS = ("exact", "lossless-plain", "lossless", "lossless-fp8", "fast")
 # Seconds that each part is expected to take on an H200, building of its networks included.
 PARTS: Mapping[str, float] = {
     "step5": 140,
+    "adapters": 130,
     "block_error": 12,
     "tiles8": 14,
     "decode": 30,
@@ -165,6 +166,14 @@ class Bench:
                 peer=self.peer("transformer"),
                 ceiling_seconds=0.01 if self.tiny else 2.0,
                 warm_up=warm_up,
+            )
+        )
+
+    def adapters(self) -> None:
+        denoiser, target = self.network("transformer"), self.target(5)
+        self.keep(
+            adapters.bench_adapters(
+                denoiser, ("lossless", "fast"), target=target, text_tokens=self.text_tokens, rounds=self.rounds
             )
         )
 

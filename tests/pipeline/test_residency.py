@@ -94,7 +94,7 @@ def test_each_request_keeps_as_many_blocks_as_it_leaves_room_for(
             seen.append(len(placement._streamed._resident))  # type: ignore[attr-defined]
 
     for staying in (2, 0, 1):
-        monkeypatch.setattr(engine_module, "resident_beside", lambda choice, work, staying=staying: staying)
+        monkeypatch.setattr(engine_module, "resident_beside", lambda choice, work, adapters, staying=staying: staying)
         assert same(generator.generate(requests[1], on_progress=look), resident[1])
     assert seen == [2, 2, 2, 0, 0, 0, 1, 1, 1]
 
