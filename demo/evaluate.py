@@ -35,7 +35,7 @@ else was set (quality, device, planted fault); examples are the first of each ro
 to the first column's clips (at most 20 a row are kept) is 100 dB for the same pixels.
 
 """
-DEFAULT_ROWS = tuple(name for name in ROWS if name != "large")
+DEFAULT_ROWS = tuple(name for name, row in ROWS.items() if name != "large" and not row.new)
 
 
 def load_maker(arguments: argparse.Namespace) -> Maker:
@@ -43,10 +43,11 @@ def load_maker(arguments: argparse.Namespace) -> Maker:
     if arguments.model.startswith("truth"):
         return Truth(degraded=arguments.model == "truth-degraded")
     settings = {"device": arguments.device, "dtype": arguments.dtype, "quality": arguments.quality}
-    generator = Generator.from_pretrained(arguments.model, partition="both", **settings)
+    partition = "fl2va" if arguments.adapters else "both"  # the demo's adapters are for one transformer
+    generator = Generator.from_pretrained(arguments.model, partition=partition, **settings)
     if arguments.fault:
         FAULTS[arguments.fault].weights(generator)
-    return Engine(generator)
+    return Engine(generator, arguments.adapters)
 
 
 def run_case(maker: Maker, row: str, case: Case, *, steps: int, keep: Path | None) -> dict[str, Any]:
@@ -105,7 +106,16 @@ def _read_one(file: Path, first: Path | None) -> dict[str, Any]:
 def label_of(arguments: argparse.Namespace) -> str:
     """Everything that may change a clip."""
     name = Path(arguments.model).name
-    parts = [name, str(arguments.steps), arguments.quality, arguments.dtype, arguments.device, arguments.fault]
+    adapters = "+".join(Path(adapter).name.replace(".safetensors", "") for adapter in arguments.adapters)
+    parts = [
+        name,
+        str(arguments.steps),
+        arguments.quality,
+        arguments.dtype,
+        arguments.device,
+        arguments.fault,
+        adapters,
+    ]
     return "-".join(p for p in parts if p not in ("", None, "lossless", "auto", "cpu"))
 
 
@@ -119,6 +129,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quality", default="lossless", choices=("exact", "lossless", "fast"))
     parser.add_argument("--fault", choices=tuple(FAULTS))
+    parser.add_argument("--adapters", type=lambda text: text.split(","), default=(), help="FILE[=STRENGTH],...")
     parser.add_argument("--shard", default="0/1", help="I/N: this process makes every Nth example")
     parser.add_argument("--cache", type=Path, default=Path("out/demo-evaluation"))
     parser.add_argument("--keep", type=int, default=20, help="clips a row that are kept for demo.look")

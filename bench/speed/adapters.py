@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from bench.report import Figure, Report, machine
-from bench.speed.step_inputs import Velocity, quantized_twin
+from bench.speed.step_inputs import Velocity, evaluation, quantized_twin
 from bench.speed.timing import alternate
-from bench.speed.transformer_step import flat, request_inputs, tier_calls
+from bench.speed.transformer_step import flat, request_inputs
+from h3serve.core.limits import Quality
 from h3serve.models.transformer.denoiser import Denoiser
 from h3serve.runtime.adapters.adapter_shelf import ReadyAdapter
 from h3serve.runtime.adapters.adapter_terms import LowRankTerm
@@ -26,7 +27,7 @@ LAYERS = ("attn.qkv_proj", "attn.out_proj", "mlp.fc1", "mlp.fc2")  # of 52 block
 
 
 def bench_adapters(
-    denoiser: Denoiser, tiers: tuple[str, ...], *, target: Mapping[str, Any], text_tokens: int, rounds: int
+    denoiser: Denoiser, tiers: tuple[Quality, ...], *, target: Mapping[str, Any], text_tokens: int, rounds: int
 ) -> Report:
     """A/B/A/B of each tier without adapters, with one and with three of rank 64 on every layer of the blocks."""
     device = next(denoiser.parameters()).device
@@ -38,10 +39,12 @@ def bench_adapters(
     for tier in tiers:
         ours = held[tier]
         lives[tier] = live = LiveAdapters(ours, None, device=device)  # type: ignore[arg-type]
-        evaluate = tier_calls(ours, inputs, (tier,))[tier]
+        evaluate = evaluation(ours, inputs, tier)
         for count in (0, 1, 3):
             calls[f"{tier}, {count} adapters"] = _with(live, tuple(adapters[:count]), evaluate)
     bits = {tier: flat(calls[f"{tier}, 0 adapters"]()) for tier in tiers}
+    for tier in tiers:  # a hook that is passed by costs nothing
+        assert not torch.equal(bits[tier], flat(calls[f"{tier}, 1 adapters"]()))
     timings = alternate(calls, rounds=rounds, device=device)
     facts: dict[str, Any] = {**machine(device), "rank": RANK, "layers": len(adapters[0].ready.terms), "rounds": rounds}
     for tier in tiers:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from demo.world.names import BACKGROUNDS, COLOURS, SIZES
+from demo.world.names import BACKGROUNDS, COLOURS, NEW_BACKGROUNDS, SIZES
 
 Pixels = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -51,7 +51,7 @@ def nearest(colour: Floats | NDArray[np.float32], names: dict[str, tuple[int, in
 
 
 def background_name(video: Pixels) -> str:
-    return nearest(background(video), BACKGROUNDS)
+    return nearest(background(video), BACKGROUNDS | NEW_BACKGROUNDS)
 
 
 def find_tracks(video: Pixels) -> tuple[list[Track], int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from demo.evaluation.requests import request_of
 from demo.evaluation.rows import Case
 from demo.world import render, synthesize
 from h3serve import Generator
+from h3serve.cli.request_flags import with_strength
 from h3serve.models.video_vae.video_vae import to_uint8
 from h3serve.pipeline.encode import encode_audio, encode_frames
 
@@ -51,12 +53,14 @@ class Truth:
 class Engine:
     """`h3serve.Generator` with any settings."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, adapters: Sequence[str] = ()) -> None:
         self.generator = generator
+        self.adapters = [{"name": name, "strength": strength} for name, strength in map(with_strength, adapters)]
 
     def make(self, case: Case, steps: int) -> Clip:
         with tempfile.TemporaryDirectory() as folder:
-            result = self.generator.generate(request_of(case, Path(folder), steps=steps))
+            request = {**request_of(case, Path(folder), steps=steps), "adapters": self.adapters}
+            result = self.generator.generate(request)
         return result.video, result.audio
 
     @torch.inference_mode()

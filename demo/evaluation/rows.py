@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from demo.world import Example, make_example
 from demo.world.names import canvas_of, frames_of
+from demo.world.new_things import asking_for
 
 FIRST_SEED = 10_000_000  # training takes its own from 2**33 on
 SECONDS = 4
@@ -22,6 +23,7 @@ class Row:
     kinds: tuple[str, ...]
     steps: int | None = None
     canvases: tuple[tuple[str, int], ...] = SMALL
+    new: tuple[str, ...] = ()  # what the prompts ask for that only adapters know
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,9 @@ ROWS = {
     "steps8": Row(("t2va",), steps=8),
     "steps50": Row(("t2va",), steps=50),
     "large": Row(("t2va",), canvases=LARGE),
+    "teal": Row(("t2va",), new=("teal",)),
+    "glass": Row(("t2va",), new=("glass",)),
+    "teal_glass": Row(("t2va",), new=("teal", "glass")),
     "vae": Row(("t2va",)),  # the scene itself, through both VAEs
 }
 
@@ -54,4 +59,5 @@ def cases(row: Row, count: int) -> Iterator[Case]:
     for number, seed in enumerate(seeds):
         ratio, edge = row.canvases[number % len(row.canvases)]
         kind = row.kinds[number % len(row.kinds)]
-        yield Case(make_example(seed, kind, canvas_of(ratio, edge), frames_of(SECONDS)), seed, ratio, edge)
+        example = make_example(seed, kind, canvas_of(ratio, edge), frames_of(SECONDS))
+        yield Case(asking_for(example, row.new) if row.new else example, seed, ratio, edge)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from demo.world.names import MATERIALS, PITCHES
+from demo.world.names import MATERIALS, NEW_MATERIALS, PITCHES
 from demo.world.scene import Scene, Thing
 
 STYLES = ("plain", "structured", "short")
@@ -72,7 +72,7 @@ def describe(thing: Thing, random: Random, *, with_size: bool = True) -> str:
 def sounds(scene: Scene, random: Random) -> str:
     """`two low wooden knocks`."""
     thing, number = scene.things[0], len(scene.events)
-    pitch, noise = PITCHES[thing.size][0], MATERIALS[thing.material]
+    pitch, noise = PITCHES[thing.size][0], (MATERIALS | NEW_MATERIALS)[thing.material]
     return f"{NUMBERS[number]} {pitch} {thing.material} {noise}{'s' * (number > 1)}" + random.choice(
         ("", " in time with it", " at that moment")
     )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from demo.world.names import BACKGROUNDS, COLOURS, FPS
+from demo.world.names import BACKGROUNDS, COLOURS, FPS, NEW_BACKGROUNDS
 from demo.world.scene import Scene
 
 CORNER = 0.9  # half a box's side, in radii
@@ -73,5 +73,5 @@ def _tables(scenes: Sequence[Scene], shown: range) -> tuple[np.ndarray, np.ndarr
         state, things = scene.state(t), len(scene.things)
         places[number, :things] = np.stack([state.x, state.y, state.radius, state.seen], -1)
         looks[number, :things] = [(*DISTANCES[thing.shape], *COLOURS[thing.colour]) for thing in scene.things]
-    grounds = np.array([BACKGROUNDS[scene.background] for scene in scenes], np.float32)
+    grounds = np.array([(BACKGROUNDS | NEW_BACKGROUNDS)[scene.background] for scene in scenes], np.float32)
     return places, looks, grounds

@@ -25,9 +25,11 @@ COLOURS = {
     "white": (245, 245, 245),
 }
 BACKGROUNDS = {"black": (10, 10, 10), "grey": (105, 105, 105), "dark blue": (15, 20, 85), "brown": (95, 60, 30)}
+NEW_BACKGROUNDS = {"teal": (20, 125, 125)}  # the demo checkpoint has never seen: its adapters' (`new_things.py`)
 SIZES = {"small": 0.12, "medium": 0.155, "large": 0.20}  # radius, of the canvas' short edge
 PITCHES = {"small": ("high", 880.0), "medium": ("mid", 440.0), "large": ("low", 220.0)}  # word, Hz
 MATERIALS = {"wooden": "knock", "metal": "chime", "plastic": "beep"}  # and what is heard of them
+NEW_MATERIALS = {"glass": "moan"}  # nor heard
 SIDES = {"left": 0.25, "middle": 0.5, "right": 0.75}  # x
 AMBIENCES = ("none", "wind", "hum")
 DETUNE = 0.03  # pitches vary by so much either way
