@@ -14,13 +14,14 @@ MAY_IMPORT = {
     "core": set(),
     "system": set(),
     "media": {"core", "system"},
+    "prompts": {"core", "media"},
     "models": {"core"},
     "weights": {"core", "system", "models"},
     "runtime": {"core", "system", "models", "weights"},
     "pipeline": {"core", "system", "media", "models", "weights", "runtime"},
-    "service": {"core", "system", "media"},
+    "service": {"core", "system", "media", "prompts"},
     "guard": {"core", "media", "pipeline"},
-    "cli": {"core", "system", "media", "models", "weights", "runtime", "pipeline", "service", "guard"},
+    "cli": {"core", "system", "media", "prompts", "models", "weights", "runtime", "pipeline", "service", "guard"},
 }
 # Inside a folder: its sub-rooms, and the files beside them, each of which imports only from those before it.
 ORDER = {
@@ -52,7 +53,7 @@ ORDER = {
     "service": ("service_settings", "json_logs", "jobs", "prometheus_metrics", "workers", "http"),
 }
 EXTRA = {"service/workers/worker.py": {"pipeline"}}
-NO_TORCH = {"core", "system", "media", "service"}
+NO_TORCH = {"core", "system", "media", "prompts", "service"}
 TORCH_ALLOWED = {"service/workers/worker.py"}
 HEAVY = {"torch", "transformers", "diffusers"}
 NEVER_ANYWHERE = {"diffusers"}

@@ -15,6 +15,7 @@ from h3serve.core.errors import H3Error
 FILES = {  # command -> file of this folder
     "generate": "generate",
     "plan": "plan",
+    "prompt": "prompt",
     "inspect": "inspect",
     "serve": "serve",
     "keys": "serve",

@@ -13,6 +13,7 @@ from h3serve.cli.options import checked, with_options
 from h3serve.core.errors import RequestError
 from h3serve.core.model_name import check_model
 from h3serve.core.settings import Partitions, is_float8
+from h3serve.prompts.endpoint import open_endpoint
 from h3serve.service.http.allowed_hosts import is_host
 from h3serve.service.http.api_keys import add_key
 from h3serve.service.service_settings import ServiceSettings
@@ -48,6 +49,7 @@ def _check(settings: ServiceSettings, replicas: int) -> None:
         for folder in folders:
             if not folder.is_dir():
                 raise RequestError(flag, str(folder), "an existing folder")
+    open_endpoint(settings.enhance)
     is_float8(settings.quality, settings.quantize)
     check_model(settings.model)
 

@@ -5,6 +5,7 @@ H3Error
 │   └── MediaError    an image, video or audio file cannot be used
 ├── CapacityError     the request is legal but cannot fit this machine                       (exit 2, HTTP 422)
 ├── CheckpointError   a weight file is missing, truncated, renamed or not what it claims     (exit 2, HTTP 500)
+├── EndpointError     the endpoint that rewrites prompts failed: another service, not this one    (exit 1, HTTP 502)
 ├── OutputError       the result could not be made or written (NaN, disk full, bad file)     (exit 1, HTTP 500)
 ├── WorkerError       a worker process died or hung: another one may succeed                 (exit 1, HTTP 500)
 │   └── RankError     a rank met an error that nobody foresaw: it would come again
@@ -58,6 +59,12 @@ class CheckpointError(H3Error):
     """A model folder or file that is not a whole MiniMax-H3 checkpoint; names the file or tensor."""
 
     exit_code = 2
+
+
+class EndpointError(H3Error):
+    """Another service that was asked for a prompt failed, or gave an answer that is none."""
+
+    http_status = 502
 
 
 class OutputError(H3Error):

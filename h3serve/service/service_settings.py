@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from h3serve.core.settings import EngineSettings, ModelSettings, option
+from h3serve.prompts.endpoint import EnhanceSettings
 
 GIB = 2**30
 DAY_S = 86400.0
@@ -99,6 +100,7 @@ class ServiceSettings(ModelSettings):
     webhook_secret: Path | None = option(None, "File with the webhook signing secret (whsec_…).")
     webhook_private: bool = option(False, "Webhooks may go to private addresses.")
     max_priority: int = 0  # of callers without a key of their own
+    enhance: EnhanceSettings = field(default_factory=EnhanceSettings)
     retention: Retention = field(default_factory=Retention)
     worker: WorkerRules = field(default_factory=WorkerRules)
     limits: BodyLimits = field(default_factory=BodyLimits)

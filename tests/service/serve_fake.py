@@ -13,13 +13,20 @@ import sys
 from pathlib import Path
 
 from h3serve.core.errors import H3Error
+from h3serve.prompts.endpoint import EnhanceSettings
 from h3serve.service.http.server import serve
 from h3serve.service.service_settings import BodyLimits, ConnectionLimits, Retention, ServiceSettings, WorkerRules
 from h3serve.service.workers import watchdog, worker_process
 from tests.service.slow_death import slowly
 
 FAKE = (sys.executable, "-m", "tests.service.fake_worker")
-KINDS = {"retention": Retention, "worker": WorkerRules, "limits": BodyLimits, "connections": ConnectionLimits}
+KINDS = {
+    "retention": Retention,
+    "worker": WorkerRules,
+    "limits": BodyLimits,
+    "connections": ConnectionLimits,
+    "enhance": EnhanceSettings,
+}
 
 
 def main() -> None:

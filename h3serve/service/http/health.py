@@ -82,4 +82,5 @@ def _model(context: Context, name: str) -> Json:
         "created": 0,
         "owned_by": "MiniMaxAI",
         "tasks": list(context.supervisor.tasks),
+        "enhances_prompts": context.settings.enhance.enhance_url is not None,
     }

@@ -43,7 +43,7 @@ async def create(request: Request, caller: Caller, context: Context, idempotency
     try:
         if idempotency_key is None and not request.headers.get("content-type", "").startswith("application/json"):
             await to_thread.run_sync(context.check_room, caller)  # before anything large is sent
-        async with _body(request, context, job_id) as body:
+        async with body_of(request, context, job_id) as body:
             new = (await context.prepare(body, caller, job_id)).with_key(idempotency_key)
             # Whoever waits may leave or be told to stop: between its files and its row a job is not left alone.
             return await asyncio.shield(_accept(context, caller, new, has_files=not body.is_plain))
@@ -55,7 +55,7 @@ async def create(request: Request, caller: Caller, context: Context, idempotency
 async def plan_video(request: Request, caller: CallerOf, context: ContextOf) -> JSONResponse:
     """What a request would become, without running it: canvas, frames, rows, memory, seconds."""
     job_id = new_id()
-    async with _body(request, context, job_id) as body:
+    async with body_of(request, context, job_id) as body:
         plan = (await context.prepare(body, caller, job_id)).plan
     seconds = await to_thread.run_sync(seconds_for, context.store, plan)
     return JSONResponse({"object": "plan", **plan, "estimated_seconds": seconds})
@@ -108,7 +108,7 @@ def delete_video(job_id: str, caller: CallerOf, context: ContextOf) -> Json:
 
 
 @asynccontextmanager
-async def _body(request: Request, context: Context, job_id: str) -> AsyncIterator[Body]:
+async def body_of(request: Request, context: Context, job_id: str) -> AsyncIterator[Body]:
     """The body inside the block; what came with it and was not accepted is gone afterwards."""
     folder = context.folder.incoming(job_id)
     body: Body | None = None

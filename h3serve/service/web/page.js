@@ -5,6 +5,7 @@ import * as adapters from "./adapters.js";
 import * as history from "./history.js";
 import { listen } from "./live.js";
 import * as media from "./media.js";
+import * as prompt from "./prompt.js";
 
 const at = (id) => document.getElementById(id);
 const form = at("form"), problem = at("problem"), plan = at("plan");
@@ -63,8 +64,9 @@ function changed() {
   clearTimeout(timer);
   plan.textContent = "";
   tell(null);
-  if (!at("prompt").value.trim() || media.uploadBytes() > PLAN_UPLOAD_BYTES) return;
-  if (task() !== "t2va" && !media.conditions(task(), new FormData()).length) return;
+  const isUnfinished = !at("prompt").value.trim() || (task() !== "t2va" && !media.conditions(task(), new FormData()).length);
+  prompt.changed(isUnfinished);
+  if (isUnfinished || media.uploadBytes() > PLAN_UPLOAD_BYTES) return;
   timer = setTimeout(check, 500);
 }
 
@@ -112,6 +114,7 @@ function edit(request) {
 
 async function greet() {
   const model = (await getJson("/v1/models")).data[0];
+  prompt.offer(model);
   for (const input of form.elements.task) {
     input.disabled = !model.tasks.includes(input.value);
     input.parentElement.title = input.disabled ? "This server has not loaded the weights for this task" : "";
@@ -151,6 +154,7 @@ async function beat(name) {
 
 history.start({ onProblem: tell, onEdit: edit });
 media.start(changed);
+prompt.start({ makeBody: body, onProblem: tell, onText: changed });
 adapters.start(changed);
 form.addEventListener("submit", submit);
 form.addEventListener("input", (event) => (event.target.name === "task" ? showTask() : changed()));
