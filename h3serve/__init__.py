@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from h3serve.core.request import GenerationRequest
 from h3serve.core.request_values import Condition, Target
+from h3serve.core.version import VERSION
 
 if TYPE_CHECKING:
     from h3serve.pipeline.generator import Generator
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = ["Condition", "GenerationRequest", "Generator", "Target"]
 
 

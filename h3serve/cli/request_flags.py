@@ -14,6 +14,7 @@ from h3serve.core.errors import RequestError
 from h3serve.core.limits import DEFAULT_SHORT_EDGE, LIMITS
 from h3serve.core.request import GenerationRequest, parse_request
 from h3serve.core.settings import option
+from h3serve.media.read.carried_request import carried_request
 from h3serve.media.read.probe import probe_media
 from h3serve.media.sources.open_source import open_source
 
@@ -28,6 +29,9 @@ class RequestFlags:
     """What flags say of a request, by its field names; None where a flag was not given."""
 
     task: str | None = option(None, "t2va, fl2va or ref2va; follows from the media if left out.")
+    from_video: str | None = option(
+        None, "MP4 that carries its request, to be made again; other flags win over it.", flag="--from"
+    )
     prompt: str | None = option(None, "What to show and to sound like.")
     first_frame: str | None = option(None, "Image for the first frame.")
     last_frame: str | None = option(None, "Image for the last frame.")
@@ -68,12 +72,14 @@ def build_request(file: Path | None, flags: RequestFlags) -> GenerationRequest:
 
     Without a file a video lasts `SECONDS`, unless a reference's audio may decide it. Raises RequestError.
     """
-    body = _read_body(file)
+    if file is not None and flags.from_video is not None:
+        raise RequestError("--from", flags.from_video, f"not beside a request file, {file}")
+    body = _read_body(file) if flags.from_video is None else _of_video(flags)
     added, target = flags.conditions, body.get("target")
     merged = {**body, **flags.given(_FIELDS)}
     sizes = {**(target if isinstance(target, dict) else {}), **flags.given(_TARGET)}
     if added:
-        merged["conditions"] = added
+        merged["conditions"] = _starts(added, body.get("conditions")) if flags.from_video else added
     if flags.loras:
         merged.pop("loras", None)
         merged["adapters"] = [{"name": name, "strength": s} for name, s in map(with_strength, flags.loras)]
@@ -83,6 +89,30 @@ def build_request(file: Path | None, flags: RequestFlags) -> GenerationRequest:
     if sizes:
         merged["target"] = sizes
     return parse_request(merged)
+
+
+def _of_video(flags: RequestFlags) -> dict[str, Any]:
+    """The request that the MP4 of `--from` carries. RequestError where it has media, and no flag names any."""
+    assert flags.from_video is not None
+    with open_source(flags.from_video, field="--from") as file:
+        body = carried_request(file)
+    had = [f"{c.get('role')} {c.get('type')}" for c in body.get("conditions", ())]
+    if had and not flags.conditions:
+        allowed = f"it was made with media that it does not hold ({', '.join(had)}): name them again by their flags"
+        raise RequestError("--from", flags.from_video, allowed)
+    return body
+
+
+def _starts(added: list[dict[str, Any]], carried: Any) -> list[dict[str, Any]]:
+    """Media that are named again begin where they began, if they are of the same kinds in the same order."""
+
+    def kinds(conditions: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+        return [(c.get("type"), c.get("role"), c.get("frame_index")) for c in conditions]
+
+    if not carried or kinds(added) != kinds(carried):
+        return added
+    starts = [{k: v for k, v in c.items() if k == "start_time_seconds"} for c in carried]
+    return [{**condition, **start} for condition, start in zip(added, starts, strict=True)]
 
 
 def with_strength(given: str) -> tuple[str, float]:

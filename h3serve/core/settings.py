@@ -55,6 +55,9 @@ class ModelSettings:
     adapter_folder: Path | None = option(
         None, "Folder of adapters (*.safetensors), which requests name by their names in it."
     )
+    carry_request: bool = option(
+        True, "Say in MP4 files how they were made: request, version, checkpoint, adapters; no paths or keys."
+    )
     gpus: int = option(1, "GPUs that make one video together.")
     ulysses: int | None = option(None, "Of them, so many share the sequence; chosen if left out.")
     tp: int | None = option(None, "So many share every linear layer; chosen if left out.")

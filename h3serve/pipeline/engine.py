@@ -28,6 +28,8 @@ from h3serve.core.settings import (
     one_of,
     partitions_of,
 )
+from h3serve.core.version import VERSION
+from h3serve.core.video_record import video_record
 from h3serve.models.audio_vae.audio_vae import AudioVAE
 from h3serve.models.quality import TIERS, has_float8, use_tier, use_vae_tier
 from h3serve.models.text_encoder.text_encoder import TextEncoder
@@ -40,7 +42,7 @@ from h3serve.runtime.adaln.adaln_cache import AdaLN
 from h3serve.runtime.adaln.modulation_tables import Direct, ModulationSource
 from h3serve.runtime.adapters.adapter_shelf import AdapterShelf
 from h3serve.runtime.adapters.live_adapters import LiveAdapters
-from h3serve.runtime.checkpoint_identity import identities_in, maker_of
+from h3serve.runtime.checkpoint_identity import describe_checkpoint, identities_in, maker_of
 from h3serve.runtime.encoding_cache import EncodingCache, folder_for
 from h3serve.runtime.loading import How, build_tiers, place
 from h3serve.runtime.machine import has_float8_units, make_current, resolve_device, resolve_dtype
@@ -77,6 +79,8 @@ class Engine:
     adapters: Mapping[Partition, LiveAdapters] = field(default_factory=dict)
     encodings: EncodingCache = field(default_factory=EncodingCache)
     cache: Path | None = None  # folder for what is made once and kept; None: nothing was loaded from a checkpoint
+    carries_request: bool = False  # its MP4 files say how they were made
+    checkpoints: dict[Partition, dict[str, Any]] = field(default_factory=dict)  # what they say of the weights
     size: ModelSize = RELEASED_MODEL
     choice: Choice | None = None  # why the networks are placed as they are
     peaks: PeakMeter = field(default_factory=lambda: PeakMeter(torch.device("cpu")))
@@ -134,6 +138,20 @@ class Engine:
             placement.set_resident_blocks(
                 resident_beside(self.choice, work, adapters=live.num_bytes(live.current or ()))
             )
+
+    def record(self, request: GenerationRequest) -> str | None:
+        """What the MP4 of `request`, which runs now, says of how it is made; None: nothing."""
+        if not self.carries_request:
+            return None
+        partition = PARTITION_OF[request.task]
+        live = self.adapters.get(partition)
+        return video_record(
+            request,
+            version=VERSION,
+            quality=self.quality,
+            checkpoint=self.checkpoints.get(partition),
+            adapters=[adapter.describe() for adapter in live.current or ()] if live else [],
+        )
 
     def on_device(self, network: nn.Module) -> AbstractContextManager[object]:
         """Inside the `with` block the network's weights are on the device."""
@@ -270,6 +288,8 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
         adapters=adapters,
         encodings=encodings,
         cache=cache,
+        carries_request=settings.carry_request,
+        checkpoints={p: describe_checkpoint(p, opened[p]["transformer"].index, settings.model) for p in partitions},
         choice=choice,
         size=held.model,
         peaks=peaks,

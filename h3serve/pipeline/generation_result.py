@@ -18,7 +18,8 @@ from h3serve.media.write.outputs import check_output, save_frames, save_npz, sav
 class GenerationResult:
     """A finished clip: `video` uint8 [frames, height, width, 3] at 24 fps, `audio` float32 [2, samples] at 32 kHz.
 
-    `stats` holds seconds and peak bytes per stage and the plan; `kept` the intermediates asked for.
+    `stats` holds seconds and peak bytes per stage and the plan; `kept` the intermediates asked for; `record` what an
+    MP4 says of how it was made.
     """
 
     plan: Plan
@@ -26,6 +27,7 @@ class GenerationResult:
     audio: NDArray[np.float32]
     stats: dict[str, Any]
     kept: dict[str, NDArray[Any]] = field(default_factory=dict)
+    record: str | None = None
 
     def save(self, path: str | Path) -> Path:
         """Writes .mp4, .wav, .npz, or (path ending in /) a folder of PNG frames; whole or not at all.
@@ -41,7 +43,7 @@ class GenerationResult:
             save_frames(path, self.video, self.audio)
         else:
             frames, height, width, _ = self.video.shape
-            with mp4_writer(path, width=width, height=height, num_frames=frames) as writer:
+            with mp4_writer(path, width=width, height=height, num_frames=frames, record=self.record) as writer:
                 writer.write_audio(self.audio)
                 writer.write_frames(self.video)
         return Path(path)

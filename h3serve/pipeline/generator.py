@@ -179,13 +179,14 @@ class Generator:
                 chunks = started(engine.video_vae.decode(latents.video))  # sound is decoded beside the first frames
                 with own_stream(engine.device), engine.on_device(engine.audio_vae):
                     audio = decode_audio(engine.audio_vae, latents)
-            with meter.stage("decode video"), mp4_sink(output, plan, audio) as on_chunk:
+            record = engine.record(request)
+            with meter.stage("decode video"), mp4_sink(output, plan, audio, record) as on_chunk:
                 video = decode_video(chunks, plan, meter, on_chunk)
         meter.peak_bytes = self.replica.peaks(meter.peak_bytes)
         stats = {**meter.stats(), **engine.stats(request.task), **self.replica.describe()}
         stats |= {"plan": plan.describe(), "text_tokens": len(shown.tags), "solver": request.solver}
         stats["sigmas"] = dict(zip(("video", "audio"), (s.describe() for s in schedules), strict=True))
-        result = GenerationResult(plan, video, audio, stats, kept.finished())
+        result = GenerationResult(plan, video, audio, stats, kept.finished(), record)
         if output is not None and not is_mp4(output):
             result.save(output)
         return result

@@ -31,18 +31,20 @@ def is_mp4(path: str | Path) -> bool:
 
 @contextmanager
 def mp4_sink(
-    output: str | Path | None, plan: Plan, audio: NDArray[np.float32]
+    output: str | Path | None, plan: Plan, audio: NDArray[np.float32], record: str | None
 ) -> Iterator[Callable[[Chunk], None] | None]:
-    """Where decoded frames go beside the result: the MP4 writer, or nowhere."""
+    """Where decoded frames go beside the result: the MP4 writer, which also writes `record`, or nowhere."""
     if output is None or not is_mp4(output):
         yield None
         return
-    with _encoded(output, plan, audio) as put:
+    with _encoded(output, plan, audio, record) as put:
         yield put
 
 
 @contextmanager
-def _encoded(path: str | Path, plan: Plan, audio: NDArray[np.float32]) -> Iterator[Callable[[Chunk], None]]:
+def _encoded(
+    path: str | Path, plan: Plan, audio: NDArray[np.float32], record: str | None
+) -> Iterator[Callable[[Chunk], None]]:
     """Yields a function that takes frames; when the block ends well, `path` is a whole, checked MP4.
 
     An exception in the block, or in the encoder (raised again here), leaves no file.
@@ -53,7 +55,7 @@ def _encoded(path: str | Path, plan: Plan, audio: NDArray[np.float32]) -> Iterat
     def encode() -> None:
         try:
             width, height = plan.canvas
-            with mp4_writer(path, width=width, height=height, num_frames=plan.frames) as writer:
+            with mp4_writer(path, width=width, height=height, num_frames=plan.frames, record=record) as writer:
                 writer.write_audio(audio)
                 while (item := waiting.get()) is not _END:
                     if item is _ABORT:

@@ -16,6 +16,7 @@ from h3serve.core.limits import Partition
 from h3serve.core.settings import one_partition
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.replica import Replica
+from h3serve.runtime.checkpoint_identity import describe_checkpoint
 from h3serve.runtime.weight_updates import Dropped, Source, Updates
 from h3serve.weights.files.checkpoint_folder import SigmaShifts, open_folder
 
@@ -58,7 +59,10 @@ def update_weights(engine: Engine, replica: Replica, wanted: Wanted) -> dict[str
 
 def _write(engine: Engine, updates: Updates, source: Source, values: Tensors | None) -> Dropped:
     engine.adapters[updates.partition].rebase(source.opened, is_whole=values is None)
+    engine.checkpoints.pop(updates.partition, None)  # of weights that are partly new nothing is said
     dropped = updates.write(source, values)
+    if values is None:
+        engine.checkpoints[updates.partition] = describe_checkpoint(updates.partition, source.opened.index)
     try:
         engine.prepare()
     except (H3Error, OSError) as error:

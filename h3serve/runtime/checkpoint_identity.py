@@ -18,6 +18,8 @@ from typing import IO, Any
 import torch
 
 from h3serve.core.errors import CheckpointError
+from h3serve.core.limits import Partition
+from h3serve.core.model_name import DEMOS, is_hub_id
 from h3serve.weights.files.tensor_index import TensorIndex, TensorInfo
 from h3serve.weights.files.tensor_reader import READERS
 
@@ -25,6 +27,7 @@ log = logging.getLogger(__name__)
 
 VERSION = "every byte, 1"  # what was made from samples of the bytes has another identity
 PIECE = 8 * 2**20
+SAMPLED = 256  # bytes of a tensor
 SETTLED_S = 2.0  # a file changed so lately might change again without its times showing it
 Digests = dict[str, str]  # of stored tensors, by name
 
@@ -69,6 +72,26 @@ class Identities:
 def identities_in(cache: Path) -> Identities:
     """Those that are kept in the folder for what is made once and kept."""
     return Identities(cache / "identities")
+
+
+def describe_checkpoint(partition: Partition, index: TensorIndex, model: str | None = None) -> dict[str, Any]:
+    """What a video may say of its transformer: `model` where its name is public, and a digest that is quickly made.
+
+    The digest is of names, dtypes and shapes and of the first 256 bytes of every tensor: enough to tell fine-tuned
+    weights apart, and no proof of all bytes.
+    """
+    public = model is not None and (model in DEMOS or (is_hub_id(model) and not Path(model).exists()))
+    digest = hashlib.sha256(b"names, shapes and 256 bytes, 1")
+    by_file: dict[Path, list[TensorInfo]] = defaultdict(list)
+    for name in sorted(index.tensors):
+        by_file[index.tensors[name].file].append(index.tensors[name])
+    for file in sorted(by_file, key=lambda file: file.name):
+        with file.open("rb") as stream:
+            data = 8 + int.from_bytes(stream.read(8), "little")
+            for tensor in by_file[file]:
+                digest.update(f"\n{tensor.name} {tensor.dtype} {tensor.shape} ".encode())
+                digest.update(os.pread(stream.fileno(), min(SAMPLED, tensor.num_bytes), data + tensor.start))
+    return {"model": model if public else None, "partition": partition, "sample": digest.hexdigest()[:32]}
 
 
 def maker_of(device: torch.device) -> str:

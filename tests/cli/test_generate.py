@@ -186,3 +186,48 @@ def test_inspect_and_demo_checkpoint(tmp_path: Path, capsys: Any) -> None:
     assert run(["inspect", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert "diffusers layout" in shown and "partition fl2va: t2va, fl2va" in shown and "verdict: ok" in shown
+
+
+def carried(path: Path) -> str:
+    with av.open(str(path)) as box:
+        return str(box.metadata.get("comment", ""))
+
+
+def test_a_video_carries_its_request_and_is_made_again_from_it(
+    demo: Path, picture: Path, tmp_path: Path, capsys: Any
+) -> None:
+    first, again, other = tmp_path / "a.mp4", tmp_path / "b.mp4", tmp_path / "c.mp4"
+    made = ["--prompt", "it turns", "--first-frame", str(picture), "--seed", "9", "--solver", "multistep"]
+    assert run(["generate", "--model", str(demo), *made, *SMALL, "--out", str(first)]) == 0
+    bare = ["generate", "--model", str(demo), "--device", "cpu", "--quiet", "--from", str(first)]
+    assert run([*bare, "--out", str(again)]) == 2
+    assert "keyframe image" in capsys.readouterr().err
+    assert run([*bare, "--first-frame", str(picture), "--out", str(again)]) == 0
+    assert first.read_bytes() == again.read_bytes()
+    assert run([*bare, "--first-frame", str(picture), "--seed", "10", "--out", str(other)]) == 0
+    assert json.loads(carried(other))["request"]["seed"] == 10
+    capsys.readouterr()
+    assert run(["plan", "--json", "--from", str(first), "--first-frame", str(picture)]) == 0
+    assert json.loads(capsys.readouterr().out)["frames"] == 107
+
+
+def test_no_path_gets_into_a_video(demo: Path, picture: Path, tmp_path: Path) -> None:
+    """Its own folder, the model's, the image's and the cache's are all below `tmp_path`'s."""
+    out, cache = tmp_path / "a.mp4", tmp_path / "cache"
+    places = ["--model", str(demo), "--cache", str(cache), "--encodings-cache", str(cache / "e")]
+    assert run(["generate", *places, "--prompt", "rain", "--first-frame", str(picture), *SMALL, "--out", str(out)]) == 0
+    data = out.read_bytes()
+    assert b"h3serve" in data
+    for secret in (tmp_path.name, demo.parent.name, picture.name, str(Path.home()), "uri"):
+        assert secret.encode() not in data, secret
+    known = json.loads(carried(out))["checkpoint"]
+    assert known["partition"] == "fl2va" and len(known["sample"]) == 32 and "model" not in known
+
+
+def test_it_can_be_left_out(demo: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "a.mp4"
+    made = ["--prompt", "rain", "--no-carry-request", "--out", str(out)]
+    assert run(["generate", "--model", str(demo), *made, *SMALL]) == 0
+    assert carried(out) == "" and b"h3serve" not in out.read_bytes()
+    assert run(["generate", "--from", str(out)]) == 2
+    assert "it carries no request" in capsys.readouterr().err

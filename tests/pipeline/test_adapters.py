@@ -1,6 +1,7 @@
 """Adapters in whole generations: beside a checkpoint with them merged, wherever weights live; then gone again."""
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -155,6 +156,17 @@ def test_on_layers_of_8_bits(model: Path, folder: Path, base: Generator) -> None
     request = adapted(folder, ("blocks", 1.0), ("whole", 1.0))
     near(made(generator, request), made(base, request), atol=3 * own_error)
     assert same(made(generator, REQUEST), before)
+
+
+def test_a_video_names_its_adapters_by_file_and_hash(folder: Path, base: Generator) -> None:
+    file = folder / "blocks.safetensors"
+    record = base.generate({**REQUEST, "adapters": [{"name": str(file), "strength": 0.5}]}).record
+    assert record is not None and str(folder) not in record
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    expected = [{"strength": 0.5, "sha256": sha256, "name": "blocks.safetensors"}]
+    assert json.loads(record)["request"]["adapters"] == expected
+    plain = base.generate(REQUEST).record
+    assert plain is not None and "adapters" not in json.loads(plain)["request"]
 
 
 def test_what_the_result_tells(folder: Path, base: Generator) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from h3serve import Generator
 from h3serve.core.errors import CheckpointError, RequestError, WorkerError
+from h3serve.core.request import parse_request
 from h3serve.core.settings import EngineSettings
 from h3serve.pipeline.engine import Engine, load_engine
 from h3serve.pipeline.replica import Member
@@ -45,11 +46,21 @@ def latents_of(generator: Generator) -> Any:
     return generator.generate(REQUEST, keep=("latents",)).kept.get("final_video_latents")
 
 
+def sample_of(generator: Generator) -> str:
+    """What its MP4 files say of the weights."""
+    text = generator.engine.record(parse_request(REQUEST))
+    assert text is not None
+    return str(json.loads(text)["checkpoint"]["sample"])
+
+
 def test_by_folder_and_only_checked(root: Path, latents: dict[str, Any]) -> None:
     generator = Generator.from_pretrained(root / "old", device="cpu")
+    before = sample_of(generator)
     checked = generator.update_weights(root / "new", only_check=True)
+    assert sample_of(generator) == before
     assert checked["dropped"] == {} and np.array_equal(latents_of(generator), latents["old"])
     made = generator.update_weights(root / "new", partition="fl2va")
+    assert sample_of(generator) == sample_of(Generator.from_pretrained(root / "new", device="cpu")) != before
     assert made["dropped"]["slab_keys"] > 0 and made["partition"] == "fl2va"
     assert np.array_equal(latents_of(generator), latents["new"])
 

@@ -36,17 +36,20 @@ def mp4_writer(
     num_frames: int | None = None,
     crf: int = CRF,
     preset: str = PRESET,
+    record: str | None = None,
 ) -> Iterator[Mp4Writer]:
     """Open a writer; when the block ends well, `target` is a complete and checked MP4.
 
-    `num_frames` is the planned length (default: whatever is written). Any exception in the block,
-    a failing disk or a file that does not check out (OutputError) leaves nothing behind.
+    `num_frames` is the planned length (default: whatever is written); `record` becomes the file's comment.
+    Any exception in the block, a failing disk or a file that does not check out (OutputError) leaves nothing behind.
     """
     check_output(target)
     if width % 2 or height % 2:
         raise OutputError(f"MP4 needs an even width and height, not {width}x{height}")
     with replacing(target) as part:
         with av.open(str(part), "w", format="mp4", options=MUXER) as box:
+            if record is not None:
+                box.metadata["comment"] = record
             writer = Mp4Writer(box, width=width, height=height, crf=crf, preset=preset)
             yield writer
             writer.finish()

@@ -2,6 +2,7 @@
 
 import { getJson, getKey, post, setKey, write } from "./api.js";
 import * as adapters from "./adapters.js";
+import * as carried from "./carried.js";
 import * as history from "./history.js";
 import { listen } from "./live.js";
 import * as media from "./media.js";
@@ -156,6 +157,7 @@ history.start({ onProblem: tell, onEdit: edit });
 media.start(changed);
 prompt.start({ makeBody: body, onProblem: tell, onText: changed });
 adapters.start(changed);
+carried.start({ onRequest: (request, note) => { edit(request); at("carried-note").textContent = note; }, onProblem: tell });
 form.addEventListener("submit", submit);
 form.addEventListener("input", (event) => (event.target.name === "task" ? showTask() : changed()));
 at("check").addEventListener("click", check);

@@ -1,0 +1,3 @@
+"""The version of this package, which results name."""
+
+VERSION = "0.1.0"
