@@ -21,7 +21,7 @@ LOUD_DBFS = -26.0  # what is quieter is no note
 APART_S = 0.25  # between two onsets
 QUIET_DBFS = -47.0  # an ambience below this is none
 BRIEF_DB, SHORT_DB = -12.0, -17.0  # a knock has died away after 60 ms, a beep after 150 ms
-SWELLS_DB = 2.0  # a moan is louder after 150 ms
+LASTS_DB = -4.0  # a tone is as loud after 150 ms
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ def _pitch(mono: Floats) -> float:
 
 
 def _material(note: Floats) -> str:
-    """By how a note fades: a knock at once, a beep all at once a little later, a chime slowly; a moan swells."""
+    """By how a note fades: a knock at once, a beep all at once a little later, a chime slowly; a tone lasts."""
     after = {ms: _rms_db(note[:, int(ms * 32) : int((ms + 25) * 32)]) for ms in (5, 60, 150)}
     if after[60] - after[5] < BRIEF_DB:
         return "wooden"
-    if after[150] - after[5] > SWELLS_DB:
+    if after[150] - after[5] > LASTS_DB:
         return "glass"
     return "plastic" if after[150] - after[5] < SHORT_DB else "metal"
 

@@ -2,8 +2,8 @@
 
     python -m demo.train.adapter --new teal --out teal.safetensors [--seconds 240] [--clips 1200] [--device cuda]
 
-Half of the clips have the new thing and a prompt that asks for it; the others are as they were, so that nothing else
-changes. The checkpoint, its text encoder and its VAEs stay as they are.
+Half of the clips have the new thing and a prompt that asks for it; of the others the checkpoint itself says what to
+answer, so that nothing else changes. The checkpoint, its text encoder and its VAEs stay as they are.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from h3serve.weights.formats.load import load_component
 from h3serve.weights.formats.opened_component import open_component
 from h3serve.weights.locate import locate
 
-RANK, RATE, BATCH = 8, 2e-3, 12
+RANK, RATE, BATCH = 8, 1e-3, 12
 CANVASES = (("1:1", 64), ("4:3", 64), ("3:4", 64))
 LAYERS = ("attn.qkv_proj", "attn.out_proj", "mlp.fc1", "mlp.fc2")
 FIRST_SEED = 2**34  # beyond those of the checkpoint's own training, far from those of the evaluation
@@ -48,12 +48,16 @@ FIRST_SEED = 2**34  # beyond those of the checkpoint's own training, far from th
 
 @dataclass(frozen=True)
 class Sample:
-    """One clip: clean rows, its packed sequence with encoded text, and which rows follow the sound's timestep."""
+    """One clip: clean rows, its packed sequence with encoded text, and which rows follow the sound's timestep.
+
+    `is_new` says whether it has the new thing.
+    """
 
     video: Tensor
     audio: Tensor
     static: StaticInputs
     hears: Tensor
+    is_new: bool
 
 
 def samples(engine: Engine, encoders: Encoders, denoiser: Denoiser, new: str, count: int) -> list[Sample]:
@@ -76,7 +80,7 @@ def samples(engine: Engine, encoders: Encoders, denoiser: Denoiser, new: str, co
             with torch.no_grad():
                 static = prepare_static(denoiser.transformer, encode_text(engine, shown.inputs), layout)
             hears = torch.from_numpy(layout.kinds == FOLLOWS_AUDIO).to(engine.device)
-            found.append(Sample(video[number], audio[number], static, hears))
+            found.append(Sample(video[number], audio[number], static, hears, number % 2 == 1))
     return found
 
 
@@ -87,7 +91,11 @@ class Lora(nn.Module):
         super().__init__()
         a = torch.randn(RANK, layer.in_features, generator=generator) * layer.in_features**-0.5
         self.a, self.b = nn.Parameter(a), nn.Parameter(torch.zeros(layer.out_features, RANK))
-        layer.register_forward_hook(lambda _, inputs, out: out + (inputs[0] @ self.a.T) @ self.b.T)
+        self.is_on = True
+        layer.register_forward_hook(self._add)
+
+    def _add(self, _: nn.Module, inputs: tuple[Tensor], out: Tensor) -> Tensor:
+        return out + (inputs[0] @ self.a.T) @ self.b.T if self.is_on else out
 
 
 def together(batch: Sequence[Sample]) -> StaticInputs:
@@ -111,31 +119,42 @@ def together(batch: Sequence[Sample]) -> StaticInputs:
     )
 
 
-def loss_of(denoiser: Denoiser, batch: Sequence[Sample]) -> Tensor:
-    """Mean squares of both velocities against the flow's, each sample at a noise level of its own."""
+def loss_of(denoiser: Denoiser, loras: Sequence[Lora], batch: Sequence[Sample]) -> Tensor:
+    """Mean squares of both velocities against those wanted, each sample at a noise level of its own."""
     device = batch[0].video.device
     levels = torch.stack(draw_sigmas(len(batch), device), 1)  # [B, (video, audio)]
     lengths = [len(sample.hears) for sample in batch]
     index = torch.cat([2 * n + sample.hears.long() for n, sample in enumerate(batch)])
 
-    def noised(name: str, which: int) -> tuple[Tensor, Tensor]:
+    def noised(name: str, which: int) -> tuple[Tensor, Tensor, Tensor]:
         clean = torch.cat([getattr(sample, name) for sample in batch])
         sizes = torch.tensor([len(getattr(sample, name)) for sample in batch], device=device)
+        is_new = torch.tensor([sample.is_new for sample in batch], device=device).repeat_interleave(sizes)[:, None]
         level, noise = levels[:, which].repeat_interleave(sizes)[:, None], torch.randn_like(clean)
-        return (1 - level) * clean + level * noise, clean - noise
+        return (1 - level) * clean + level * noise, clean - noise, is_new
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         parts = (part.split(lengths) for part in (q, k, v))
         return torch.cat([sdpa(*part) for part in zip(*parts, strict=True)])
 
-    (video, video_velocity), (audio, audio_velocity) = noised("video", 0), noised("audio", 1)
+    (video, *video_wanted), (audio, *audio_wanted) = noised("video", 0), noised("audio", 1)
     denoiser.transformer.attention = attention
     with torch.no_grad():
         modulation = denoiser.modulation(1 - levels.flatten())
-    seen, heard = denoiser.transformer(
-        video, audio, static=together(batch), modulation=modulation, timestep_index=index
-    )
-    loss: Tensor = (seen - video_velocity).square().mean() + (heard - audio_velocity).square().mean()
+    given = {"static": together(batch), "modulation": modulation, "timestep_index": index}
+
+    def velocities(*, is_on: bool) -> tuple[Tensor, Tensor]:
+        for lora in loras:
+            lora.is_on = is_on
+        found: tuple[Tensor, Tensor] = denoiser.transformer(video, audio, **given)
+        return found
+
+    with torch.no_grad():
+        own = velocities(is_on=False)
+    loss = torch.zeros((), device=device)
+    wanted = video_wanted, audio_wanted
+    for found, before, (flow, is_new) in zip(velocities(is_on=True), own, wanted, strict=True):
+        loss = loss + (found - torch.where(is_new, flow, before)).square().mean()
     return loss
 
 
@@ -173,7 +192,7 @@ def train(new: str, out: Path, *, seconds: float, clips: int, device: str) -> No
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, step / 50) * (1 - clock.fraction)
         optimizer.zero_grad()
-        loss = loss_of(denoiser, batch)
+        loss = loss_of(denoiser, list(loras.values()), batch)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()

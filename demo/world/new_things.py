@@ -1,4 +1,4 @@
-"""What the demo checkpoint has never seen or heard, for adapters: a teal ground, and glass, whose sound swells."""
+"""What the demo checkpoint has never seen or heard, for adapters: a teal ground, and glass, whose sound lasts."""
 
 from __future__ import annotations
 
