@@ -40,7 +40,7 @@ from h3serve.weights.formats.load import load_component
 from h3serve.weights.formats.opened_component import open_component
 from h3serve.weights.locate import locate
 
-RANK, RATE, BATCH = 8, 1e-3, 12
+RANK, RATE, BATCH = 8, 2e-3, 12
 CANVASES = (("1:1", 64), ("4:3", 64), ("3:4", 64))
 LAYERS = ("attn.qkv_proj", "attn.out_proj", "mlp.fc1", "mlp.fc2")
 FIRST_SEED = 2**34  # beyond those of the checkpoint's own training, far from those of the evaluation

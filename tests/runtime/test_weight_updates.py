@@ -190,14 +190,13 @@ def test_an_update_that_breaks_off_says_that_the_model_is_broken(
 
 def _checked_before(cls: type[Updates], folders: tuple[Path, Path]) -> Any:
     """The real check reads with the reader that this test breaks."""
-    from h3serve.models.transformer.denoiser import is_projection, key_map
+    from h3serve.models.transformer.denoiser import is_projection
     from h3serve.runtime.adaln.rebuild import Projections
     from h3serve.runtime.weight_updates import Source
 
     def check(self: Updates, folder: ModelFolder) -> Source:
-        index = read_index(folder.component("transformer", "fl2va").weights)
-        names = key_map(self.placement.module.config, folder.layout)  # type: ignore[arg-type]
-        ours = tuple(entry for entry in names.entries if not is_projection(entry.target))
-        return Source(index, ours, Projections(index, names, torch.float32))
+        opened = open_component(folder, "transformer", "fl2va")
+        ours = tuple(entry for entry in opened.key_map.entries if not is_projection(entry.target))
+        return Source(opened, ours, Projections(opened.index, opened.key_map, torch.float32))
 
     return check

@@ -207,7 +207,7 @@ def test_after_other_weights_nothing_old_is_used(plain: tuple[Path, Denoiser], t
     made = write_tiny(tmp_path, seed=9)
     fresh = tiers(tmp_path, made)
     front._network = fresh._network
-    front.refresh(fresh._projections, None)
+    front.refresh(fresh.projections, None)
     with front.schedule(T2VA) as ready:
         check(ready, T2VA, made.modulation)
     assert np.isfinite(front.stats()["rebuild"]["seconds"])
