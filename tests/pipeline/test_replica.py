@@ -140,10 +140,17 @@ def test_bit_equal_to_one_rank_in_float64(ranks: Pool, task: str, requests: Any,
 
 
 @pytest.mark.parametrize("shape", [Shape(4, 1), Shape(1, 4)], ids=str)
-def test_bit_equal_on_four_ranks_of_one_kind(shape: Shape, model: Path, expected: Any) -> None:
+def test_bit_equal_on_four_ranks_of_one_kind(
+    shape: Shape, model: Path, one: Generator, adapters: list[dict[str, Any]], expected: Any
+) -> None:
+    request = {**REQUEST, "adapters": adapters}
+    wanted = outcome(compute_in(one, torch.float64), request)
     with pool(shape.ulysses, shape.tp) as processes:
         processes.run(_load, str(model), timeout=60)
+        adapted = processes.run(_generate, torch.float64, request, timeout=120)[0]
         first = processes.run(_generate, torch.float64, REQUEST, timeout=120)[0]
+    for name in ("final_video_latents", "final_audio_latents"):
+        np.testing.assert_allclose(adapted[name], wanted[name], rtol=0, atol=2e-6)
     for name, value in expected["t2va"].items():
         assert np.array_equal(first[name], value), name
 

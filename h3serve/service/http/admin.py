@@ -49,8 +49,8 @@ def update_weights(body: WeightUpdate, root: RootOf, context: ContextOf) -> Json
     context.check_open()
     served = partitions_of(context.settings.partition)
     partition = one_partition(body.partition, served, said="this server has the weights of")
-    source = str(_below(root, body.source, "source"))
-    tensors = None if body.tensors is None else str(_below(root, body.tensors, "tensors"))
+    source = str(below(root, body.source, "source", folder=True))
+    tensors = None if body.tensors is None else str(below(root, body.tensors, "tensors", folder=False))
     update = UpdateWeights(new_id(), partition, source, tensors, only_check=False)
     made = context.supervisor.updates.make(update)
     return {"object": "weight_update", "source": body.source, "tensors": body.tensors, **made}
@@ -64,15 +64,15 @@ def list_updates(root: RootOf, context: ContextOf) -> Json:
     return {"object": "list", "data": list(updates.made), "in_progress": updates.is_busy}
 
 
-def _below(root: Path, name: str, field: str) -> Path:
+def below(root: Path, name: str, field: str, *, folder: bool) -> Path:
     """An existing path below `root`, links followed; RequestError for any other."""
     try:
         path = (root / name).resolve(strict=True)
-        if path.is_relative_to(root.resolve()) and path.is_dir() == (field == "source"):
+        if path.is_relative_to(root.resolve()) and path.is_dir() == folder:
             return path
     except (OSError, ValueError, RuntimeError):
         pass
-    kind = "folder" if field == "source" else "safetensors file"
+    kind = "folder" if folder else "safetensors file"
     raise RequestError(field, name, f"the name of a {kind} below the server's weights folder")
 
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from h3serve.service.http import admin, health, prompts, synchronous, video_content, video_events, videos
+from h3serve.service.http import adapters, admin, health, prompts, synchronous, video_content, video_events, videos
 from h3serve.service.http.allowed_hosts import hosts_of
 from h3serve.service.http.context import Context
 from h3serve.service.http.openapi_schema import component_schemas
@@ -27,7 +27,7 @@ def make_app(context: Context) -> FastAPI:
     app = FastAPI(title="h3serve", version="1", docs_url=None, redoc_url=None)
     app.state.context = context
     install(app)
-    parts = (video_events, synchronous, videos, video_content, prompts, health, admin)
+    parts = (video_events, synchronous, videos, video_content, prompts, health, adapters, admin)
     routers = [part.router for part in parts] + [_pages()]
     for router in (*routers, _heads(routers)):
         app.include_router(router)

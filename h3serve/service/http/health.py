@@ -1,19 +1,15 @@
-"""Models and adapters, health, readiness, metrics."""
+"""Models, health, readiness, metrics."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from h3serve.core.settings import ADAPTER_SUFFIX
 from h3serve.service.http.context import Context, ContextOf, get_caller
 from h3serve.service.http.openapi_schema import ERRORS
 from h3serve.service.jobs.error_replies import Refusal
 from h3serve.service.jobs.job import Json
-from h3serve.system.named_files import named_files
 
 router = APIRouter(responses=ERRORS)
 _KEYED = [Depends(get_caller)]
@@ -31,14 +27,6 @@ def get_model(name: str, context: ContextOf) -> Json:
     if name not in _names(context):
         raise Refusal(404, f"there is no model {name[:80]!r}", code="model_not_found")
     return _model(context, name)
-
-
-@router.get("/v1/adapters", dependencies=_KEYED)
-def list_adapters(context: ContextOf) -> Json:
-    """The adapters that requests may name: the files of the server's adapter folder."""
-    folder = context.settings.adapter_folder
-    there = {} if folder is None else named_files(folder, ADAPTER_SUFFIX)
-    return {"object": "list", "data": [_adapter(name, path) for name, path in there.items()]}
 
 
 @router.get("/health")
@@ -63,11 +51,6 @@ def ready(context: ContextOf) -> JSONResponse:
 def metrics(context: ContextOf) -> Response:
     """Prometheus text."""
     return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-
-def _adapter(name: str, path: Path) -> Json:
-    stat = path.stat()
-    return {"id": name, "object": "adapter", "created": int(stat.st_mtime), "bytes": stat.st_size}
 
 
 def _names(context: Context) -> tuple[str, ...]:

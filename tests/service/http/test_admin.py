@@ -1,5 +1,6 @@
 """Who may update weights, from where, and what a wrong body is told."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,50 @@ def test_the_document_lists_it(http: TestClient) -> None:
     schema = document["components"]["schemas"]["WeightUpdate"]
     assert set(schema["properties"]) == {"source", "tensors", "partition"} and schema["required"] == ["source"]
     assert {"403", "409", "422"} <= set(document["paths"][URL]["post"]["responses"])
+
+
+ADAPTERS = "/v1/admin/adapters"
+
+
+@pytest.fixture
+def with_adapters(store: JobStore, folder: DataFolder, root: Path, tmp_path: Path) -> TestClient:
+    (tmp_path / "adapters").mkdir()
+    (root / "rain.safetensors").write_bytes(b"rain")
+    return client_of(context_of(store, folder, KEYS, weights=root, adapter_folder=tmp_path / "adapters"))
+
+
+def test_an_admin_adds_an_adapter(with_adapters: TestClient, tmp_path: Path) -> None:
+    """It is there for everybody's next request; a name is given once."""
+    body = {"source": "rain.safetensors", "name": "rain on tin"}
+    added = with_adapters.post(ADAPTERS, json=body, headers=OPS)
+    assert added.status_code == 200
+    assert added.json()["sha256"] == hashlib.sha256(b"rain").hexdigest()
+    listed = with_adapters.get("/v1/adapters", headers={"Authorization": "Bearer ann-key"}).json()["data"]
+    assert [adapter["id"] for adapter in listed] == ["rain on tin"]
+    assert (tmp_path / "adapters" / "rain on tin.safetensors").read_bytes() == b"rain"
+    again = with_adapters.post(ADAPTERS, json=body, headers=OPS)
+    assert again.status_code == 409 and again.json()["error"]["code"] == "name_taken"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"source": "new", "name": "a"},
+        {"source": "gone.safetensors", "name": "a"},
+        {"source": "../adapters", "name": "a"},
+        {"source": "rain.safetensors", "name": "../a"},
+        {"source": "rain.safetensors", "name": ".a"},
+        {"source": "rain.safetensors", "name": "a/b"},
+        {"source": "rain.safetensors"},
+    ],
+)
+def test_what_is_no_file_or_no_name_is_refused(with_adapters: TestClient, body: Json, tmp_path: Path) -> None:
+    refused = with_adapters.post(ADAPTERS, json=body, headers=OPS)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] in ("source", "name")
+    assert list((tmp_path / "adapters").iterdir()) == []
+
+
+def test_others_may_not_add_adapters(with_adapters: TestClient, http: TestClient) -> None:
+    body = {"source": "some.safetensors", "name": "a"}
+    assert with_adapters.post(ADAPTERS, json=body, headers={"Authorization": "Bearer ann-key"}).status_code == 403
+    assert "no adapter folder" in http.post(ADAPTERS, json=body, headers=OPS).json()["error"]["message"]
