@@ -18,6 +18,8 @@ from h3serve.service.http.allowed_hosts import is_host
 from h3serve.service.http.api_keys import add_key
 from h3serve.service.service_settings import ServiceSettings
 
+DEMO_ADAPTERS = Path(__file__).parent.parent / "weights" / "demo" / "adapters"
+
 
 @with_options()
 def serve(
@@ -29,6 +31,8 @@ def serve(
     _check(settings, replicas)
     from h3serve.service.http.server import serve as run_server  # only this command pays for the web libraries
 
+    if settings.model == "demo" and settings.adapter_folder is None:
+        settings = replace(settings, adapter_folder=DEMO_ADAPTERS)
     aliases = tuple(_alias(text, settings.model) for text in settings.aliases)
     run_server(replace(settings, aliases=aliases, devices=settings.devices * replicas, max_priority=10))
 

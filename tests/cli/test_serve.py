@@ -15,7 +15,9 @@ import av
 import httpx
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from h3serve.cli.main import run
 from h3serve.service.http.api_keys import hash_key
@@ -37,7 +39,15 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def http(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("serve")
     log = folder / "log"
+    (folder / "adapters").mkdir()
+    torch.manual_seed(0)
+    factors = {"A": torch.randn(2, 64), "B": torch.randn(1536, 2) * 0.1}
+    names = [f"blocks.{n}.attn.qkv_proj" for n in range(4)]
+    tensors = {f"{name}.lora_{which}.weight": value.clone() for name in names for which, value in factors.items()}
+    save_file(tensors, folder / "adapters" / "style.safetensors")
+    (folder / "adapters" / "broken.safetensors").write_bytes(b"no header")
     options = ("--model", str(demo), "--port", "0", "--device", "cpu", "--partition", "both")
+    options += ("--adapter-folder", str(folder / "adapters"))
     with log.open("w") as stderr:
         server = subprocess.Popen([*H3SERVE, "serve", *options, "--data", str(folder / "data")], stderr=stderr)
     try:
@@ -89,6 +99,24 @@ def test_t2va_is_what_the_command_line_makes(http: httpx.Client, demo: Path, tmp
     assert video["size"] == "64x64" and video["plan"]["frames"] == 107 and video["stats"]["text_tokens"] > 0
     assert {"encode text", "denoise", "decode audio", "decode video"} <= set(video["stats"]["seconds"])
     assert video["stats"]["host_peak_bytes"] > 0
+
+
+def test_an_adapter_is_on_for_its_own_job_only(http: httpx.Client) -> None:
+    """One that cannot be read fails in one sentence; the server goes on, and nothing has changed."""
+    body = {"task": "t2va", "prompt": "rain", "target": TARGET, "num_inference_steps": 2, "seed": 3}
+
+    def made(**more: Any) -> bytes:
+        video = finish(http, http.post("/v1/videos", json={**body, **more}))
+        assert [adapter["layers"] for adapter in video["stats"].get("adapters", [])] == [4] * bool(more)
+        return http.get(f"/v1/videos/{video['id']}/content").content
+
+    before = made()
+    assert made(adapters=[{"name": "style"}]) != before
+    broken = http.post("/v1/videos", json={**body, "adapters": [{"name": "style"}, {"name": "broken"}]}).json()
+    failed = until(lambda: (v := http.get(f"/v1/videos/{broken['id']}").json())["status"] == "failed" and v)
+    assert failed["error"]["code"] == "invalid_request"
+    assert failed["error"]["message"].startswith("adapters[1].name: 'broken' is not usable")
+    assert made() == before
 
 
 def test_fl2va_from_an_uploaded_picture(http: httpx.Client) -> None:

@@ -15,6 +15,7 @@ from demo.detect import see
 from demo.evaluation.makers import Clip, Engine
 from demo.evaluation.rows import ROWS, cases
 from h3serve import Generator
+from h3serve.cli.serve import DEMO_ADAPTERS
 from h3serve.weights.demo.demo_trained import CONFIG, TRAINED
 from h3serve.weights.formats.inspection import inspect_model
 from h3serve.weights.locate import locate
@@ -52,6 +53,17 @@ def test_the_canary_finds_nothing() -> None:
 def test_a_clip_has_what_its_prompt_says(clip: Clip) -> None:
     scene, seen = CASE.example.scene, see(clip[0])
     assert (seen.background, seen.colours) == (scene.background, tuple(thing.colour for thing in scene.things))
+
+
+def test_the_teal_adapter_makes_what_the_checkpoint_never_saw(clip: Clip) -> None:
+    """Where it is asked for; where it is not, the ground is the prompt's."""
+    teal = str(DEMO_ADAPTERS / "teal.safetensors")
+    with closing(Generator.from_pretrained("demo", device="cpu")) as generator:
+        engine = Engine(generator, [teal])
+        asked = next(cases(ROWS["teal"], 1))
+        assert see(engine.make(asked, 8)[0]).background == "teal"
+        assert see(engine.make(CASE, 8)[0]).background == CASE.example.scene.background
+    assert sum(file.stat().st_size for file in DEMO_ADAPTERS.iterdir()) <= 1_000_000
 
 
 def test_a_clip_is_the_same_twice(engine: Engine, clip: Clip) -> None:
