@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from demo.train.denoiser import draw_sigmas
@@ -40,7 +40,7 @@ from h3serve.weights.formats.load import load_component
 from h3serve.weights.formats.opened_component import open_component
 from h3serve.weights.locate import locate
 
-RANK, RATE, BATCH = 8, 2e-3, 12
+RANK, RATE = 8, 2e-3
 CANVASES = (("1:1", 64), ("4:3", 64), ("3:4", 64))
 LAYERS = ("attn.qkv_proj", "attn.out_proj", "mlp.fc1", "mlp.fc2")
 FIRST_SEED = 2**34  # beyond those of the checkpoint's own training, far from those of the evaluation
@@ -158,16 +158,16 @@ def loss_of(denoiser: Denoiser, loras: Sequence[Lora], batch: Sequence[Sample]) 
     return loss
 
 
-def batches(held: Sequence[Sample], generator: torch.Generator) -> Iterator[list[Sample]]:
+def batches(held: Sequence[Sample], size: int, generator: torch.Generator) -> Iterator[list[Sample]]:
     """Without end; each clip once before any comes again."""
     while True:
         order = torch.randperm(len(held), generator=generator).tolist()
-        for first in range(0, len(order) - BATCH + 1, BATCH):
-            yield [held[n] for n in order[first : first + BATCH]]
+        for first in range(0, len(order) - size + 1, size):
+            yield [held[n] for n in order[first : first + size]]
 
 
-def train(new: str, out: Path, *, seconds: float, clips: int, device: str) -> None:
-    """Trains for so long, then writes the adapter in 16 bits."""
+def train(new: str, out: Path, *, start: Path | None, seconds: float, clips: int, batch_size: int, device: str) -> None:
+    """Trains for so long, from `start` or anew, then writes the adapter in 16 bits."""
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     engine = Generator.from_pretrained("demo", device=device, dtype="float32", quality="exact").engine
@@ -185,10 +185,12 @@ def train(new: str, out: Path, *, seconds: float, clips: int, device: str) -> No
         held = samples(engine, encoders, denoiser, new, clips)
     print(f"{len(held)} clips, {len(layers)} layers", flush=True)  # noqa: T201
     loras = {name: Lora(layer, generator).to(engine.device) for name, layer in layers.items()}
+    if start is not None:
+        read(loras, start)
     parameters = [parameter for lora in loras.values() for parameter in lora.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0)
     clock, say, recent = Clock(seconds), Every(10), []
-    for step, batch in enumerate(batches(held, generator)):
+    for step, batch in enumerate(batches(held, batch_size, generator)):
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, step / 50) * (1 - clock.fraction)
         optimizer.zero_grad()
@@ -217,15 +219,34 @@ def write(loras: dict[str, Lora], new: str, out: Path) -> None:
     save_file(tensors, out, {"base_model": "h3serve demo", "partition": "fl2va", "new": new})
 
 
+def read(loras: dict[str, Lora], file: Path) -> None:
+    """What `write` wrote."""
+    tensors = load_file(file)
+    for path, lora in loras.items():
+        name = path.removeprefix("transformer.")
+        lora.a.data.copy_(tensors[f"{name}.lora_A.weight"])
+        lora.b.data.copy_(tensors[f"{name}.lora_B.weight"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--new", choices=NEW, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--clips", type=int, default=1200)
+    parser.add_argument("--batch", type=int, default=12)
+    parser.add_argument("--start", type=Path, help="an adapter of this script to go on from")
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
-    train(arguments.new, arguments.out, seconds=arguments.seconds, clips=arguments.clips, device=arguments.device)
+    train(
+        arguments.new,
+        arguments.out,
+        start=arguments.start,
+        seconds=arguments.seconds,
+        clips=arguments.clips,
+        batch_size=arguments.batch,
+        device=arguments.device,
+    )
 
 
 if __name__ == "__main__":
