@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from h3serve.guard.case_runner import Setup, new_run_folder, newest_run, run_cases
 from h3serve.guard.case_share import machines_for, share_of, with_ids
 from h3serve.guard.cases import SHIPPED, Case, load_cases
-from h3serve.guard.cost_meters import platform_name
-from h3serve.guard.guard_report import explain, table, write_all
-from h3serve.guard.guard_results import CaseResult, Report, merge, read_report
-from h3serve.guard.history import record
-from h3serve.guard.image_metrics import clip_similarity
 from h3serve.guard.thresholds import RunKind
-from h3serve.guard.truth_address import fetch, publish
-from h3serve.guard.truth_store import prune
+
+if TYPE_CHECKING:  # they bring torch and scipy: `h3serve --help` has no use for those
+    from h3serve.guard.guard_results import CaseResult, Report
 
 app = typer.Typer(help="Compare this build with accepted images, audio, memory and times.", no_args_is_help=True)
 console = Console()
@@ -49,6 +44,14 @@ def run(
     cap_mib: Annotated[int, typer.Option(min=1, help="Most that a run may save, in MiB.")] = 256,
 ) -> None:
     """Generate the cases, compare them, write the report; exit code 1 if a case fails."""
+    from h3serve.guard.case_runner import Setup, new_run_folder, run_cases
+    from h3serve.guard.cost_meters import platform_name
+    from h3serve.guard.guard_report import write_all
+    from h3serve.guard.history import record
+    from h3serve.guard.image_metrics import clip_similarity
+    from h3serve.guard.truth_address import fetch
+    from h3serve.guard.truth_store import prune
+
     chosen = _chosen(cases, case_ids, machine, machines)
     if not chosen:
         console.print(f"machine {machine} of {machines} has none of these cases")
@@ -74,6 +77,9 @@ def publish_command(
     runs: Annotated[Path, typer.Option(help="Where runs are, if none is named.")] = Path("guard-runs"),
 ) -> None:
     """Accept what a run made as the next revision of the ground truths."""
+    from h3serve.guard.case_runner import newest_run
+    from h3serve.guard.truth_address import publish
+
     accepted = run_folder or newest_run(runs)
     revision = publish(accepted / "candidates", store, common=common, case_ids=_ids(case_ids))
     console.print(f"published {accepted} to {store}; the next revision is {revision}", soft_wrap=True)
@@ -86,6 +92,10 @@ def report_command(
     history: Annotated[Path | None, typer.Option(help="SQLite file of earlier runs; this one is added.")] = None,
 ) -> None:
     """Merge runs into one report; exit code 1 if a case fails."""
+    from h3serve.guard.guard_report import write_all
+    from h3serve.guard.guard_results import merge, read_report
+    from h3serve.guard.history import record
+
     report = merge(read_report(folder) for folder in run_folders)
     if history:
         record(history, report)
@@ -128,6 +138,8 @@ def _tell(result: CaseResult) -> None:
 
 
 def _finish(report: Report, folder: Path) -> None:
+    from h3serve.guard.guard_report import explain, table
+
     console.print(table(report))
     for line in explain(report):
         console.print(line, soft_wrap=True, markup=False)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Annotated
 
 import typer
 from typer.main import get_command
 
-from h3serve.cli.console import complain
+from h3serve.cli.console import complain, say
 from h3serve.core.errors import H3Error
+from h3serve.core.version import VERSION
 
 FILES = {  # command -> file of this folder
     "generate": "generate",
@@ -38,7 +40,7 @@ def make_app(wanted: str | None = None) -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    app.callback()(lambda: None)  # one command alone is a command all the same
+    app.callback()(_options)  # one command alone is a command all the same
     for name, file in FILES.items():
         if wanted in FILES and name != wanted:
             continue
@@ -48,6 +50,20 @@ def make_app(wanted: str | None = None) -> typer.Typer:
         else:
             app.command(name)(getattr(module, name.replace("-", "_")))
     return app
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        say(VERSION)
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Print the version.")
+    ] = False,
+) -> None:
+    del version
 
 
 # typer carries its own copy of click, or uses click itself, by version: this finds the right class.

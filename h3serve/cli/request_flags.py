@@ -15,8 +15,6 @@ from h3serve.core.limits import DEFAULT_SHORT_EDGE, LIMITS
 from h3serve.core.request import GenerationRequest, parse_request
 from h3serve.core.settings import option
 from h3serve.media.read.carried_request import carried_request
-from h3serve.media.read.probe import probe_media
-from h3serve.media.sources.open_source import open_source
 
 RequestFile = Annotated[Path | None, typer.Argument(help="A request as JSON (the HTTP body).", show_default=False)]
 SECONDS = 5.0  # of a video that is asked for by flags alone
@@ -94,6 +92,8 @@ def build_request(file: Path | None, flags: RequestFlags) -> GenerationRequest:
 def _of_video(flags: RequestFlags) -> dict[str, Any]:
     """The request that the MP4 of `--from` carries. RequestError where it has media, and no flag names any."""
     assert flags.from_video is not None
+    from h3serve.media.sources.open_source import open_source
+
     with open_source(flags.from_video, field="--from") as file:
         body = carried_request(file)
     had = [f"{c.get('role')} {c.get('type')}" for c in body.get("conditions", ())]
@@ -153,6 +153,9 @@ def _reference(text: str) -> dict[str, Any]:
     """`image.png`, whose kind is looked up in the file, or `video=https://...`."""
     kind, equals, uri = text.partition("=")
     if not (equals and kind in ("image", "video", "video_audio", "audio")):
+        from h3serve.media.read.probe import probe_media  # they bring decoders
+        from h3serve.media.sources.open_source import open_source
+
         uri = text
         with open_source(uri, field="--reference") as file:
             kind = probe_media(file).kind

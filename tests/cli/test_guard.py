@@ -19,7 +19,8 @@ def call(tmp_path, monkeypatch, clip, sound):  # noqa: F811
 
     def run(*arguments, engine=None):
         made = engine or FakeEngine((clip, sound))
-        monkeypatch.setattr(guard, "run_cases", partial(run_cases, load_engine=lambda case, model: made))
+        lazy = partial(run_cases, load_engine=lambda case, model: made)
+        monkeypatch.setattr("h3serve.guard.case_runner.run_cases", lazy)
         return CliRunner().invoke(guard.app, list(arguments))
 
     return run

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from h3serve.cli.main import FILES, run
+from h3serve.core.version import VERSION
 
 LOOK = "import sys; from h3serve.cli.main import run; run(sys.argv[1:]); print(*sys.modules)"
 
@@ -16,6 +17,14 @@ def test_a_command_imports_nothing_heavy_to_refuse(arguments: list[str]) -> None
     done = subprocess.run([sys.executable, "-c", LOOK, *arguments], capture_output=True, text=True, check=True)
     assert "h3serve: " in done.stderr and "Traceback" not in done.stderr
     assert not {"torch", "transformers", "scipy", "h3serve.cli.guard"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_help_and_version_import_nothing_heavy(argument: str) -> None:
+    """Their time is that of imports: Python, typer and the settings are all they need."""
+    done = subprocess.run([sys.executable, "-c", LOOK, argument], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers", "scipy", "skimage", "fastapi", "sqlalchemy"} & set(done.stdout.split())
+    assert argument == "--help" or done.stdout.startswith(f"{VERSION}\n")
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
