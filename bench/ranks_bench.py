@@ -14,7 +14,7 @@ import torch
 
 from bench.synthetic_engine import synthetic_engine
 from h3serve.core.settings import EngineSettings
-from h3serve.models.quality import use_tier
+from h3serve.models.quality import use_quality
 from h3serve.models.video_vae.video_vae import in_batches
 from h3serve.pipeline.engine import Engine, load_engine
 from h3serve.pipeline.replica import Member
@@ -50,7 +50,7 @@ class Bench:
         torch.cuda.empty_cache()
         return torch.cuda.memory_allocated(self.device)
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait for all ranks."""
         self.ranks.world.gather_json(None)
 
@@ -75,12 +75,12 @@ class Bench:
         """Seconds of each repeat; with `everybody` false, of the first rank while the others wait."""
         seconds = []
         for _ in range(repeats):
-            self.meet()
+            self.barrier()
             if everybody or self.ranks.leads:
                 began = self.now()
                 work()
                 seconds.append(self.now() - began)
-        self.meet()
+        self.barrier()
         return seconds
 
     def build(self) -> Engine:
@@ -116,7 +116,7 @@ def disconnect(engine: Engine) -> None:
     engine.video_vae.run_tiles = in_batches
     for denoiser in engine.denoisers.values():
         denoiser.transformer.__dict__.pop("run_blocks", None)
-        use_tier(denoiser.transformer, engine.quality, engine.device)
+        use_quality(denoiser.transformer, engine.quality, engine.device)
 
 
 def difference(found: Any, wanted: Any) -> float:

@@ -13,7 +13,7 @@ from bench.synthetic_weights import synthetic_component
 from h3serve.models.text_encoder.text_encoder import EncoderInput, TextEncoder
 from h3serve.pipeline.engine import Engine
 from h3serve.runtime.parallel.sharding import share_tiles
-from h3serve.runtime.parallel.tensor_parallel import cut_text_encoder, part_of_state
+from h3serve.runtime.parallel.tensor_parallel import part_of_state, shard_text_encoder
 from h3serve.weights.demo import demo_sizes
 from h3serve.weights.demo.demo_tokenizer import build_tokenizer
 from h3serve.weights.formats.components import RECIPES, build_on_meta
@@ -93,7 +93,7 @@ def text_encoder(bench: Bench, engine: Engine) -> None:
     before = bench.held()
     divided = build_on_meta(RECIPES["text_encoder"], whole.config)
     assert isinstance(divided, TextEncoder)
-    part_of_state(divided, cut_text_encoder(bench.ranks.world)(divided), whole.state_dict())
+    part_of_state(divided, shard_text_encoder(bench.ranks.world)(divided), whole.state_dict())
     divided.reset_buffers(bench.device)
     bench.part("text encoder, divided", lambda: {"held": bench.held() - before, "found": measure(divided)})
 

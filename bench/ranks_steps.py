@@ -17,7 +17,7 @@ from bench.ranks_bench import Bench, difference, disconnect, request_of
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
 from h3serve.models.module_tensors import empty
-from h3serve.models.quality import use_tier
+from h3serve.models.quality import use_quality
 from h3serve.models.transformer.denoiser import Denoiser
 from h3serve.pipeline.engine import Engine
 from h3serve.pipeline.packing import pack
@@ -25,7 +25,7 @@ from h3serve.pipeline.predict import prepare_static
 from h3serve.pipeline.schedule import Schedule, all_step_times, sigma_grid
 from h3serve.runtime.adaln.modulation_tables import Scheduled
 from h3serve.runtime.parallel.sharding import RankShare
-from h3serve.runtime.parallel.tensor_parallel import cut_denoiser, part_of_state
+from h3serve.runtime.parallel.tensor_parallel import part_of_state, shard_denoiser
 
 TEXT_TOKENS = 336
 WARM_EDGE = 256  # compiles the kernels in a second
@@ -87,9 +87,9 @@ class Steps:
             took, self.alone[seconds] = self.timed(step := self.length(seconds), self.whole)
             found[str(seconds)] = {"rows": step.rows, "seconds": took}
         if own and ranks.rank == min(ranks.shape.size, len(self.bench.options.lengths)) - 1:
-            use_tier(self.whole.transformer, "exact", self.bench.device)
+            use_quality(self.whole.transformer, "exact", self.bench.device)
             took, velocities = self.timed(self.length(own[-1]), self.whole)
-            use_tier(self.whole.transformer, self.engine.quality, self.bench.device)
+            use_quality(self.whole.transformer, self.engine.quality, self.bench.device)
             found["exact"] = {"of": own[-1], "seconds": took, "difference": difference(self.alone[own[-1]], velocities)}
         return found
 
@@ -101,7 +101,7 @@ class Steps:
 
             def measure(seconds: float = seconds) -> dict[str, Any]:
                 step = self.length(seconds)
-                bench.meet()
+                bench.barrier()
                 took, velocities = self.timed(step, denoiser)
                 found = {"rows": step.rows, "seconds": took}
                 if seconds in self.alone:
@@ -114,12 +114,12 @@ class Steps:
         """This rank's slice of the transformer; the whole one is gone afterwards."""
         with torch.device("meta"):
             denoiser = Denoiser(self.whole.config).eval().requires_grad_(False)
-        part_of = cut_denoiser(self.bench.ranks.world)(denoiser)
+        part_of = shard_denoiser(self.bench.ranks.world)(denoiser)
         held = {name: value for name, value in self.whole.state_dict().items() if not value.is_meta}
         part_of_state(denoiser, part_of, {n: v for n, v in held.items() if n.startswith("transformer.")}, strict=False)
         del held
         empty(self.whole)
-        use_tier(denoiser.transformer, self.engine.quality, self.bench.device)
+        use_quality(denoiser.transformer, self.engine.quality, self.bench.device)
         return denoiser
 
 

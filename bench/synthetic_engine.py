@@ -14,7 +14,7 @@ from h3serve.core.geometry import RELEASED_SIZES
 from h3serve.core.limits import Quality
 from h3serve.models.audio_vae.audio_vae import AudioVAE
 from h3serve.models.kernels.float8_linear import use_float8
-from h3serve.models.quality import use_tier, use_vae_tier
+from h3serve.models.quality import use_quality, use_vae_quality
 from h3serve.models.text_encoder import text_encoder as text_encoder_file
 from h3serve.models.text_encoder.text_encoder import TextEncoder
 from h3serve.models.text_encoder.tokenizer import VISION_FIELDS, Tokenizer
@@ -53,8 +53,8 @@ def synthetic_engine(
     if quality == "fast":
         use_float8(denoiser, denoiser_file.FLOAT8_LINEARS, dtype)
         use_float8(text_encoder, text_encoder_file.FLOAT8_LINEARS, dtype)
-    use_tier(denoiser.transformer, quality, device)
-    use_vae_tier(video_vae, quality, device)
+    use_quality(denoiser.transformer, quality, device)
+    use_vae_quality(video_vae, quality, device)
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(backend, Path(folder))
         tokenizer: Tokenizer = load_tokenizer(Path(folder), text_encoder.config)

@@ -14,7 +14,7 @@ from bench.speed.timing import alternate
 from h3serve.core import segments
 from h3serve.core.estimate_memory import encoding_bytes, work_of
 from h3serve.core.geometry import FPS, RELEASED_SIZES
-from h3serve.models.quality import use_vae_tier
+from h3serve.models.quality import use_vae_quality
 from h3serve.models.video_vae.tile_batches import tiles_of
 from h3serve.models.video_vae.video_vae import VideoVAE
 from h3serve.pipeline.generator import Generator
@@ -60,7 +60,7 @@ def references_part(run: Run, found: Results) -> None:
 def _plain(run: Run, vae: VideoVAE) -> Results:
     """The encoder as cards without our kernels run it, one tile at a time: bytes beside the weights."""
     width, height = (96, 64) if run.tiny else (1344, 768)
-    use_vae_tier(vae, "exact", run.device)
+    use_vae_quality(vae, "exact", run.device)
     frames = torch.randint(0, 256, (124, height, width, 3), dtype=torch.uint8)
     (timing,) = alternate(
         {"encode": lambda: vae.encode_frames(frames)}, rounds=1, device=run.device, warm_up=False

@@ -12,7 +12,7 @@ from torch import nn
 
 from h3serve.core.limits import Quality
 from h3serve.models.kernels.float8_linear import use_float8
-from h3serve.models.quality import use_tier
+from h3serve.models.quality import use_quality
 from h3serve.models.transformer.denoiser import FLOAT8_LINEARS, Denoiser
 from h3serve.models.transformer.modulation import Modulation
 from h3serve.models.transformer.transformer import StaticInputs
@@ -80,12 +80,12 @@ def quantized_twin(denoiser: Denoiser) -> Denoiser:
 def evaluation(
     denoiser: Denoiser, inputs: StepInputs, quality: Quality, *, extras: bool = True
 ) -> Callable[[], Velocity]:
-    """One evaluation at a tier, modulation included, as the denoise loop runs it; `extras` as in `use_tier`."""
+    """One evaluation at a tier, modulation included, as the denoise loop runs it; `extras` as in `use_quality`."""
     device = inputs.tags.device
     static = inputs.prepare(denoiser)
 
     def run() -> Velocity:
-        use_tier(denoiser.transformer, quality, device, extras=extras)
+        use_quality(denoiser.transformer, quality, device, extras=extras)
         return _evaluate(denoiser, inputs, static)
 
     return run
@@ -106,7 +106,7 @@ def float32_velocity(denoiser: Denoiser, inputs: StepInputs) -> Velocity:
     """The same evaluation in float32, a block's weights at a time; text and modulation as given in `denoiser`."""
     static = inputs.prepare(denoiser)
     modulation, network = denoiser.modulation(inputs.timesteps), denoiser.transformer
-    use_tier(network, "exact", inputs.tags.device)
+    use_quality(network, "exact", inputs.tags.device)
     x = network.embed_rows(inputs.video_rows, inputs.audio_rows, static).float()
     index = MODALITIES * inputs.timestep_index + static.tags
     rope = type(static.rope)(*(table.float() for table in static.rope))

@@ -27,7 +27,7 @@ from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
 from h3serve.models.kernels import attention
 from h3serve.models.kernels.elementwise import Rope
-from h3serve.models.quality import use_tier
+from h3serve.models.quality import use_quality
 from h3serve.models.transformer.denoiser import Denoiser
 from h3serve.models.transformer.transformer import Transformer
 from h3serve.models.transformer.transformer_config import MODALITIES
@@ -124,7 +124,7 @@ def bench_block_error(
         result: torch.Tensor = block(x, table, index=index, rope=rope, attention=ways.attention, ops=ways.ops)
         return result
 
-    use_tier(denoiser.transformer, "exact", device)
+    use_quality(denoiser.transformer, "exact", device)
     rope32 = Rope(static.rope.cos.float(), static.rope.sin.float())
     block = denoiser.transformer.blocks[layer]
     exact = run(float32(block), x.float(), table.float(), rope32, denoiser.transformer)
@@ -133,7 +133,7 @@ def bench_block_error(
     for tier in tiers:
         ways = (twin if _is_float8(tier) else denoiser).transformer
         quality, plain = _parsed(tier)
-        use_tier(ways, quality, device, extras=not plain)
+        use_quality(ways, quality, device, extras=not plain)
         call = partial(run, ways.blocks[layer], x, table, static.rope, ways)
         result, seconds = call().float(), alternate({tier: call}, rounds=3, device=device)[tier].median
         report.figures.append(Figure(tier, seconds, error=distance(result, exact)))

@@ -12,7 +12,7 @@ from bench.speed.timing import Call, alternate
 from h3serve.core.limits import Quality
 from h3serve.core.plan import Plan
 from h3serve.core.request import parse_request
-from h3serve.models.quality import use_vae_tier
+from h3serve.models.quality import use_vae_quality
 from h3serve.models.video_vae.video_vae import VideoVAE, to_compute_dtype, to_uint8
 from h3serve.runtime.offload.copy_to_host import to_host
 
@@ -60,12 +60,12 @@ def decode_call(vae: VideoVAE, tier: str, latents: torch.Tensor) -> Call:
 
 def _use(vae: VideoVAE, name: str, device: torch.device) -> None:
     tier, _, plain = name.partition("-")
-    use_vae_tier(vae, cast(Quality, tier), device, extras=not plain)
+    use_vae_quality(vae, cast(Quality, tier), device, extras=not plain)
 
 
 def encode(vae: VideoVAE, tier: Any, pixels: torch.Tensor) -> torch.Tensor:
     """The mean of the posterior."""
-    use_vae_tier(vae, tier, pixels.device)
+    use_vae_quality(vae, tier, pixels.device)
     return vae.encode(pixels).mean
 
 
@@ -79,7 +79,7 @@ def decode_errors(vae: VideoVAE, *, frames: int = 22, size: tuple[int, int] = (2
     for tier in DECODE_TIERS:
         _use(vae, tier, device)
         results[tier] = vae.decode_all(latents)
-    use_vae_tier(vae, "exact", device)
+    use_vae_quality(vae, "exact", device)
     exact = to_compute_dtype(vae, torch.float32).decode_all(latents)
     to_compute_dtype(vae, dtype)
     return _errors(f"Error of a video VAE decode, {frames} frames of {size[1]}x{size[0]}", results, exact)

@@ -19,10 +19,10 @@ from h3serve.models.video_vae.video_encoder import FUSED_CHANNELS
 from h3serve.models.video_vae.video_vae import VideoVAE
 from h3serve.models.video_vae.video_vae_config import VideoVAEConfig
 
-TIERS: tuple[Quality, ...] = ("exact", "lossless", "fast")
+QUALITIES: tuple[Quality, ...] = ("exact", "lossless", "fast")
 
 
-def use_tier(transformer: Transformer, quality: Quality, device: torch.device, *, extras: bool = True) -> None:
+def use_quality(transformer: Transformer, quality: Quality, device: torch.device, *, extras: bool = True) -> None:
     """Sets the transformer's attention and ops for a device; weights stay as they are.
 
     exact: torch's own kernels in the reference's order of roundings. lossless: fused kernels with fewer
@@ -30,8 +30,8 @@ def use_tier(transformer: Transformer, quality: Quality, device: torch.device, *
     transformer whose linear layers are `Float8Linear`; ValueError if they are not. Without `extras` optional
     packages count as not installed.
     """
-    if quality not in TIERS:
-        raise ValueError(f"tier {quality} is not one of {TIERS}")
+    if quality not in QUALITIES:
+        raise ValueError(f"tier {quality} is not one of {QUALITIES}")
     if quality == "fast" and not has_float8(transformer):
         raise ValueError("the fast tier needs linear layers of 8 bits")
     transformer.attention, transformer.ops = sdpa, PLAIN
@@ -42,7 +42,7 @@ def use_tier(transformer: Transformer, quality: Quality, device: torch.device, *
         transformer.attention = eight_bits(device, transformer.compute_dtype) or transformer.attention
 
 
-def use_vae_tier(vae: VideoVAE, quality: Quality, device: torch.device, *, extras: bool = True) -> None:
+def use_vae_quality(vae: VideoVAE, quality: Quality, device: torch.device, *, extras: bool = True) -> None:
     """Sets the kernels of a video VAE likewise, in both directions, and how many tiles go through at once.
 
     exact: one tile at a time. lossless, and fast alike: as many as a share of the GPU's memory takes.

@@ -24,7 +24,7 @@ from h3serve.pipeline.packing import video_to_rows
 class PreparedCondition:
     """A condition as arrays, ready for the encoders, at its final size.
 
-    `frames` uint8 [F,H,W,3] (F = 1 for a picture), 24 fps, not yet cut to 17k+5; `wave` float32 [2,n], 32 kHz.
+    `frames` uint8 [F,H,W,3] (F = 1 for an image), 24 fps, not yet cut to 17k+5; `wave` float32 [2,n], 32 kHz.
     """
 
     segment: Segment

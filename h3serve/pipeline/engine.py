@@ -31,7 +31,7 @@ from h3serve.core.settings import (
 from h3serve.core.version import VERSION
 from h3serve.core.video_record import video_record
 from h3serve.models.audio_vae.audio_vae import AudioVAE
-from h3serve.models.quality import TIERS, has_float8, use_tier, use_vae_tier
+from h3serve.models.quality import QUALITIES, has_float8, use_quality, use_vae_quality
 from h3serve.models.text_encoder.text_encoder import TextEncoder
 from h3serve.models.text_encoder.tokenizer import Tokenizer
 from h3serve.models.transformer.denoiser import Denoiser
@@ -224,7 +224,7 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
         device=device,
         quality=settings.quality,
         divided={} if float8 else share.divided,
-        agree=share.smallest,
+        smallest=share.smallest,
         float8=float8,
     )
     if settings.text_encoder == "sharded" and choice.modes["text_encoder"] != "resident":
@@ -237,8 +237,8 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
 
     def load(name: str, partition: Partition = shared) -> nn.Module:
         mode = choice.modes[name]
-        cut = None if float8 else share.cut(name, resident=mode == "resident")  # 8-bit layers are whole everywhere
-        how = How(mode, choice.in_files, choice.resident_blocks, cut)
+        shard = None if float8 else share.shard(name, resident=mode == "resident")  # 8-bit layers are whole everywhere
+        how = How(mode, choice.in_files, choice.resident_blocks, shard)
         stored = torch.bfloat16 if name == "video_vae" and device.type == "cuda" else dtype
         placement = place(opened[partition][name], how, device=device, dtype=stored, float8=float8)
         placements[placement.module] = placement
@@ -248,7 +248,7 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
     assert isinstance(text_encoder, TextEncoder)
     assert isinstance(video_vae, VideoVAE) and isinstance(audio_vae, AudioVAE)
     denoisers = {p: _denoiser(load("transformer", p), settings.quality, device) for p in partitions}
-    use_vae_tier(video_vae, settings.quality, device)
+    use_vae_quality(video_vae, settings.quality, device)
     share.connect(denoisers.values(), video_vae)
     tiers = {
         p: build_tiers(
@@ -256,19 +256,19 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
             opened[p]["transformer"],
             device=device,
             cache=cache,
-            agree=share.smallest,
+            smallest=share.smallest,
             writes=share.is_first,
         )
         for p in partitions
     }
-    cut = None if float8 else share.cut("transformer", resident=choice.modes["transformer"] == "resident")
+    shard = None if float8 else share.shard("transformer", resident=choice.modes["transformer"] == "resident")
     adapters = {
         p: LiveAdapters(
             denoisers[p],
             AdapterShelf(opened[p]["transformer"], folder=adapter_folder),
             device=device,
             tiers=tiers[p],
-            part_of=cut(opened[p]["transformer"].build()) if cut else everything,
+            part_of=shard(opened[p]["transformer"].build()) if shard else everything,
         )
         for p in partitions
     }
@@ -299,7 +299,7 @@ def load_engine(settings: EngineSettings, share: Share = ONE) -> Engine:
 def _encodings(settings: EngineSettings, opened: Opened, share: Share, *, made: tuple[Any, ...]) -> EncodingCache:
     """On disk by what makes the encodings: weights, and all that decides how they round."""
     if settings.encodings_cache is None:
-        return EncodingCache(agree=share.all_have)
+        return EncodingCache(all_have=share.all_have)
     base = Path(settings.encodings_cache).expanduser()
     try:
         base.mkdir(parents=True, exist_ok=True)
@@ -310,7 +310,7 @@ def _encodings(settings: EngineSettings, opened: Opened, share: Share, *, made: 
     return EncodingCache(
         folder=folder_for(base, weights, identities_in(cache_folder(settings.cache)), *how),
         writes=share.is_first,
-        agree=share.all_have,
+        all_have=share.all_have,
     )
 
 
@@ -331,7 +331,7 @@ def for_device(vae: VideoVAE, device: torch.device) -> VideoVAE:
 
 def _denoiser(module: nn.Module, quality: Quality, device: torch.device) -> Denoiser:
     assert isinstance(module, Denoiser)
-    use_tier(module.transformer, quality, device)
+    use_quality(module.transformer, quality, device)
     return module
 
 
@@ -343,7 +343,7 @@ def _shifts(folder: ModelFolder, partition: Partition) -> tuple[float, float]:
 def _check_settings(settings: EngineSettings, device: torch.device) -> None:
     if settings.partition not in get_args(Partitions):
         raise RequestError("partition", settings.partition, one_of(Partitions))
-    if settings.quality not in TIERS:
-        raise RequestError("quality", settings.quality, f"this build has {' and '.join(TIERS)}")
+    if settings.quality not in QUALITIES:
+        raise RequestError("quality", settings.quality, f"this build has {' and '.join(QUALITIES)}")
     if settings.float8 and device.type == "cuda" and not has_float8_units(device):
         raise RequestError("quantize", "fp8", f"{torch.cuda.get_device_name(device)} has no 8-bit matrix units")

@@ -16,7 +16,7 @@ from h3serve.media.write.outputs import check_output, save_frames, save_npz, sav
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """A finished clip: `video` uint8 [frames, height, width, 3] at 24 fps, `audio` float32 [2, samples] at 32 kHz.
+    """A finished video: `video` uint8 [frames, height, width, 3] at 24 fps, `audio` float32 [2, samples] at 32 kHz.
 
     `stats` holds seconds and peak bytes per stage and the plan; `kept` the intermediates asked for; `record` what an
     MP4 says of how it was made.

@@ -1,4 +1,4 @@
-"""`Generator`: the one path from a request to a clip, offline and online."""
+"""`Generator`: the one path from a request to a video, offline and online."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Generator:
         return update_weights(self.engine, self.replica, wanted)
 
     def warm_up(self, short_edge: int = 256) -> None:
-        """Makes a small clip and encodes a few frames, so that the first request does not wait for kernels to compile.
+        """Makes a small video and encodes a few frames, so that the first request does not wait for kernels to compile.
 
         At 256 pixels the video VAE's tiles have their full size. Several ranks encode together, in requests only.
         """
@@ -112,7 +112,7 @@ class Generator:
         keep: Iterable[str] = (),
         output: str | Path | None = None,
     ) -> GenerationResult:
-        """One clip with its sound, shape and types as in `GenerationResult`.
+        """One video with its sound, shape and types as in `GenerationResult`.
 
         `noise` replaces the drawn noise (names of `noise.Noise`); `keep` asks for intermediates
         (groups of intermediates.py); `output` is a file as in `GenerationResult.save`, and an MP4 is encoded
@@ -149,7 +149,7 @@ class Generator:
         engine, target = self.engine, plan.target
         segments = [item.segment for item in prepared]
         schedules = make_schedules(request, engine.shifts(request.task), kept)
-        drawn = self.replica.agree(replace(draw(request.seed, segments, target), dict(noise)))
+        drawn = self.replica.share_noise(replace(draw(request.seed, segments, target), dict(noise)))
         keep_noise(drawn, kept)
         with meter.stage("encode text"):
             shown = present_request(request, prepared, engine.tokenizer, kept)

@@ -175,7 +175,7 @@ def _reference_blocks(references: Sequence[Segment], target: Segment, clock: flo
 
 
 def _advance(segment: Segment) -> float:
-    """How far a reference moves the clock: a picture by one unit, whatever it shows."""
+    """How far a reference moves the clock: an image by one unit, whatever it shows."""
     if segment.kind == "image":
         return 1.0
     span = float(np.cumsum(_durations(segment.latent_frames))[-1]) if segment.latent_frames else 0.0

@@ -77,7 +77,7 @@ def shown_conditions(prepared: Sequence[PreparedCondition]) -> tuple[list[ShownI
 def present_request(
     request: GenerationRequest, prepared: Sequence[PreparedCondition], tokenizer: Tokenizer, kept: Intermediates
 ) -> BuiltPrompt:
-    """Token ids, types and tags of the request's presentation."""
+    """Token ids, types and tags of the request's prompt."""
     keyframes, references = shown_conditions(prepared)
     shown = present(request.task, request.prompt, tokenizer, keyframes=keyframes, references=references)
     inputs = shown.inputs
@@ -93,7 +93,7 @@ def present(
     keyframes: Sequence[ShownImage] = (),
     references: Sequence[Shown] = (),
 ) -> BuiltPrompt:
-    """The presentation of one request; both sequences in request order.
+    """The prompt of one request; both sequences in request order.
 
     Keyframes are shown in fl2va only: beside references they stay unseen. The prompt spells out no
     tokens of a vision block (`core/prompt.py`).
@@ -107,7 +107,7 @@ def present(
 
 
 def block_timestamps(frames: int) -> list[str]:
-    """The label before each vision block of a clip of `frames` frames at 24 fps.
+    """The label before each vision block of a video of `frames` frames at 24 fps.
 
     The mean time of the block's two sampled frames, in seconds with one decimal; a tie of the
     binary value goes to even: 0.25 is written 0.2. A repeated last frame repeats its time.
@@ -119,7 +119,7 @@ def block_timestamps(frames: int) -> list[str]:
 
 @dataclass(eq=False)
 class _Script:
-    """The presentation as it grows."""
+    """The prompt as it grows."""
 
     tokenizer: Tokenizer
     ids: list[int] = field(default_factory=list)
@@ -164,7 +164,7 @@ class _Script:
         self.write(self.tokenizer.ids(f"<{kind} {self.labels[kind]}>: "))
 
     def _keep(self, kind: int, patches: torch.Tensor, grid: Grid) -> int:
-        """Adds a picture or clip to its batch; the pads of each of its blocks."""
+        """Adds an image or video to its batch; the pads of each of its blocks."""
         self.patches[kind].append(patches)
         self.grids[kind].append(grid)
         return (grid[1] // MERGE) * (grid[2] // MERGE)

@@ -21,7 +21,7 @@ from h3serve.runtime.parallel.process_group import Ranks
 from h3serve.runtime.parallel.rank_launch import arrive
 from h3serve.system.parent_death import end_with_parent
 
-log = logging.getLogger("h3serve.follower")
+log = logging.getLogger("h3serve.rank")
 
 
 def main(arguments: dict[str, Any]) -> None:

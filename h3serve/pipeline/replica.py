@@ -26,11 +26,11 @@ from h3serve.weights.formats.opened_component import open_component
 
 STOP = "stop"
 UPDATE = "update"
-FOLLOWER = "h3serve.pipeline.rank_process"
+RANK_PROCESS = "h3serve.pipeline.rank_process"
 
 
 class Replica(Protocol):
-    """The ranks that make one clip together."""
+    """The ranks that make one video together."""
 
     @property
     def leads(self) -> bool:
@@ -46,10 +46,10 @@ class Replica(Protocol):
     def update(self, wanted: dict[str, Any]) -> Any:
         """A context in which all ranks make the same weight update; an error of one is raised on all."""
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Waits until every rank has come this far."""
 
-    def agree(self, noise: Noise) -> Noise:
+    def share_noise(self, noise: Noise) -> Noise:
         """The first rank's noise, on every rank."""
 
     def decode_clip(self, file: MediaFile, canvas: tuple[int, int], frames: int, *, start_seconds: float) -> Frames:
@@ -59,7 +59,7 @@ class Replica(Protocol):
         """Bytes per stage, the most of any rank."""
 
     def describe(self) -> dict[str, Any]:
-        """How it is cut and why, for the statistics."""
+        """How it is divided and why, for the statistics."""
 
     def close(self) -> None:
         """End the other ranks."""
@@ -83,11 +83,11 @@ class Alone:
         del wanted
         yield
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Nobody to wait for."""
 
-    def agree(self, noise: Noise) -> Noise:
-        """Nobody to agree with."""
+    def share_noise(self, noise: Noise) -> Noise:
+        """Its own."""
         return noise
 
     def peaks(self, own: dict[str, int]) -> dict[str, int]:
@@ -105,8 +105,8 @@ class Alone:
 class Member:
     """One of several ranks; the first one also holds the processes of the others."""
 
-    def __init__(self, ranks: Ranks, followers: RankProcesses | None = None, *, why: str = "") -> None:
-        self.ranks, self.followers, self.why = ranks, followers, why
+    def __init__(self, ranks: Ranks, others: RankProcesses | None = None, *, why: str = "") -> None:
+        self.ranks, self.others, self.why = ranks, others, why
         self.together = Together(ranks)
 
     @property
@@ -136,11 +136,11 @@ class Member:
         with self.together.request():
             yield
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Until all are here."""
         self.ranks.world.gather_json({})
 
-    def agree(self, noise: Noise) -> Noise:
+    def share_noise(self, noise: Noise) -> Noise:
         """Noise may have been given by the caller: the others learn it here."""
 
         def share(values: torch.Tensor) -> torch.Tensor:
@@ -170,13 +170,13 @@ class Member:
         """Tell the others to end, and see to it."""
         if not self.together.broken and self.leads:
             self.together.announce(STOP)
-        if self.followers is not None:
-            self.followers.end(at_once=self.together.broken)
+        if self.others is not None:
+            self.others.end(at_once=self.together.broken)
         self.ranks.close()
 
 
 def shape_of(settings: EngineSettings) -> ShapeChoice:
-    """How a replica with these settings is cut, and why. RequestError or CapacityError if it cannot be."""
+    """How a replica with these settings is divided, and why. RequestError or CapacityError if it cannot be."""
     parts = encoder_parts_of(settings)
     if settings.gpus == 1:
         return choose_shape(1, settings.ulysses, settings.tp, heads=1, free=None)
@@ -236,14 +236,14 @@ def lead(settings: EngineSettings, choice: ShapeChoice) -> Member:
     def for_rank(rank: int) -> dict[str, object]:
         return {**arguments, "rank": rank, "device": str(rank_device(settings, rank))}
 
-    followers = RankProcesses(FOLLOWER, for_rank, shape.size)
+    others = RankProcesses(RANK_PROCESS, for_rank, shape.size)
     try:
-        followers.await_arrival(server)
+        others.await_arrival(server)
         ranks = Ranks(0, shape, port=port, device=rank_device(settings, 0), server=server)
         ranks.open()
     except BaseException:
-        followers.end(at_once=True)
+        others.end(at_once=True)
         raise
-    member = Member(ranks, followers, why=choice.reason)
-    followers.watch(member.together.lose)
+    member = Member(ranks, others, why=choice.reason)
+    others.watch(member.together.lose)
     return member

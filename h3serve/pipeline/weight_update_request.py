@@ -52,7 +52,7 @@ def update_weights(engine: Engine, replica: Replica, wanted: Wanted) -> dict[str
         values = None if wanted.tensors is None else _read(Path(wanted.tensors))
         if values is not None:
             updates.validate_tensors(values, source)
-        replica.meet()  # nobody writes before all have accepted
+        replica.barrier()  # nobody writes before all have accepted
         dropped = {} if wanted.only_check else _write(engine, updates, source, values)
     return {"partition": partition, "dropped": dropped, "seconds": round(time.perf_counter() - began, 3)}
 

@@ -13,7 +13,7 @@ lettering in their own language, letter by letter.
 
 Shots
 - [Shot 1] carries no time. Every later one begins like [Shot 2] At 00:03.500, with minutes, seconds and three decimals.
-- Times rise and stay below the length of the video. Cut only where something new is seen; otherwise move the camera.
+- Times rise and stay below the length of the video. Shard only where something new is seen; otherwise move the camera.
 - Say how the camera moves inside a sentence: what it does, and only where it matters how far and how fast.
 
 Speech

@@ -12,8 +12,8 @@ from h3serve.prompts.prompt_parts import PromptParts, Shot
 _CLOCK = re.compile(r"(\d\d):([0-5]\d)\.(\d{3})")
 # What stands for a shot's head in other forms, where a sentence may begin.
 _OTHER_HEAD = re.compile(
-    r"(?:(?<=[.!?>\n:])|^)[ \t\n]{0,4}(?P<head>\(?\*{0,2}(?:Shot|Scene|Cut) \d{1,4}\)?\*{0,2}[ \t]?(?::|[Aa]t \d|-)"
-    r"|\[(?:Scene|Cut|Shot [A-Za-z]+|[\d:.]{1,12}(?: ?s)?(?: ?[-–] ?[\d:.]{1,12}(?: ?s)?)?)\b[^\]\n]{0,12}\])"
+    r"(?:(?<=[.!?>\n:])|^)[ \t\n]{0,4}(?P<head>\(?\*{0,2}(?:Shot|Scene|Shard) \d{1,4}\)?\*{0,2}[ \t]?(?::|[Aa]t \d|-)"
+    r"|\[(?:Scene|Shard|Shot [A-Za-z]+|[\d:.]{1,12}(?: ?s)?(?: ?[-–] ?[\d:.]{1,12}(?: ?s)?)?)\b[^\]\n]{0,12}\])"
 )
 
 

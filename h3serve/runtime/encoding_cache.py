@@ -64,14 +64,14 @@ class EncodingCache:
         folder: Path | None = None,
         disk_bytes: int = DISK_BYTES,
         writes: bool = True,
-        agree: Callable[[bool], bool] = bool,
+        all_have: Callable[[bool], bool] = bool,
     ) -> None:
         """`folder` must be of one checkpoint (`folder_for`): names say what was encoded, not by which weights.
 
         `writes`: this process writes files, others of its replica read them.
-        `agree` tells whether all ranks hold what this one holds: they encode together or not at all.
+        `all_have` tells whether all ranks hold what this one holds: they encode together or not at all.
         """
-        self._agree = agree
+        self._all_have = all_have
         self._limit, self._folder, self._disk_limit, self._writes = limit_bytes, folder, disk_bytes, writes
         self._held: OrderedDict[str, Tensors] = OrderedDict()
         self.num_bytes = 0
@@ -83,7 +83,7 @@ class EncodingCache:
         from_disk = held is None and (held := self._read(name)) is not None
         if from_disk and held is not None:
             self._hold(name, held)
-        if self._agree(held is not None) and held is not None:
+        if self._all_have(held is not None) and held is not None:
             self.hits += 1
             self.disk_hits += from_disk
             if name in self._held:

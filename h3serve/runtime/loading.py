@@ -39,7 +39,7 @@ from h3serve.runtime.offload.placement import (
 )
 from h3serve.runtime.offload.weight_store import FileStore
 from h3serve.system.host_memory import host_memory
-from h3serve.weights.formats.entry_rows import Cut
+from h3serve.weights.formats.entry_rows import Shard
 from h3serve.weights.formats.inspection import inspect_component
 from h3serve.weights.formats.load import check_loaded, load_component
 from h3serve.weights.formats.opened_component import OpenedComponent
@@ -61,7 +61,7 @@ class How:
     mode: Mode = "resident"
     in_files: bool = False
     resident_blocks: int = 0
-    cut: Cut | None = None  # of a resident network: a rank's share
+    shard: Shard | None = None  # of a resident network: a rank's share
 
 
 def place(
@@ -85,11 +85,11 @@ def place(
         stream = Streaming()
     if how.mode != "resident" and not how.in_files:
         check_host(opened, skip, float8=float8)
-    if how.cut is not None or float8:
-        load = {"dtype": dtype, "float8": float8, "skip": skip, "cut": how.cut}
+    if how.shard is not None or float8:
+        load = {"dtype": dtype, "float8": float8, "skip": skip, "shard": how.shard}
         if how.mode == "resident":
             return Resident(load_component(opened, device=device, **load))  # type: ignore[arg-type]
-        assert how.cut is None, "only resident networks are cut"
+        assert how.shard is None, "only resident networks are sharded"
         return from_host(load_component(opened, **load), name, device=device, stream=stream)  # type: ignore[arg-type]
     began = time.perf_counter()
     network = _in_files(opened, device=device, dtype=dtype, skip=skip, stream=stream)
@@ -146,18 +146,18 @@ def build_tiers(
     *,
     device: torch.device,
     cache: Path,
-    agree: Callable[[int], int] = lambda count: count,
+    smallest: Callable[[int], int] = lambda count: count,
     writes: bool = True,
 ) -> AdaLN:
     """The AdaLN tiers of a denoiser that was loaded without its projections.
 
-    `agree` is the minimum over ranks. Sidecars go under `cache`; a small model has none, its
+    `smallest` is the minimum over ranks. Sidecars go under `cache`; a small model has none, its
     projections are read sooner than their tables would be.
     """
     shape, dtype = TableShape.of(denoiser.config), denoiser.transformer.compute_dtype
     projections = Projections(opened.index, opened.key_map, dtype)
     page = shape.values * dtype.itemsize
-    count = page_count(shape, dtype, limit_bytes=PAGE_BYTES, free_bytes=host_memory()[1], agree=agree)
+    count = page_count(shape, dtype, limit_bytes=PAGE_BYTES, free_bytes=host_memory()[1], smallest=smallest)
     return AdaLN(
         denoiser.modulation,
         projections,

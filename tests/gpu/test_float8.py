@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from h3serve.models.kernels.float8_linear import Float8Linear, quantize, use_float8
 from h3serve.models.kernels.float8_rows import Float8Rows
-from h3serve.models.quality import use_tier
+from h3serve.models.quality import use_quality
 from h3serve.models.transformer.denoiser import FLOAT8_LINEARS, to_compute_dtype
 from tests.models.tiny_transformer import tiny_denoiser, tiny_request
 
@@ -45,6 +45,6 @@ def test_fast_tier_on_the_device() -> None:
     exact = torch.cat([velocity.flatten() for velocity in request.run(denoiser)])
     to_compute_dtype(denoiser, torch.bfloat16)
     use_float8(denoiser, FLOAT8_LINEARS, torch.bfloat16)
-    use_tier(denoiser.transformer, "fast", torch.device("cuda"))
+    use_quality(denoiser.transformer, "fast", torch.device("cuda"))
     velocity = torch.cat([velocity.flatten() for velocity in request.run(denoiser)])
     assert 0.005 < distance(velocity, exact) < 0.1

@@ -266,8 +266,8 @@ def test_real_processes(model: Path, expected: Any) -> None:
         with pytest.raises(Cancelled):
             generator.generate(REQUEST, on_progress=stop)
         assert np.array_equal(generator.generate(REQUEST).video, found["video"])
-        follower = generator.replica.followers._processes[0]
-        threading.Timer(0.5, follower.kill).start()
+        other = generator.replica.others._processes[0]
+        threading.Timer(0.5, other.kill).start()
         with pytest.raises(WorkerError, match="rank 1 is gone"):
             while True:
                 generator.generate(REQUEST)
@@ -275,7 +275,7 @@ def test_real_processes(model: Path, expected: Any) -> None:
             generator.generate(REQUEST)
     finally:
         generator.close()
-    assert follower.returncode == -9
+    assert other.returncode == -9
 
 
 @pytest.mark.parametrize(

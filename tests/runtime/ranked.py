@@ -6,7 +6,7 @@ from h3serve.models.transformer.denoiser import Denoiser, to_compute_dtype
 from h3serve.models.transformer.transformer_config import TransformerConfig
 from h3serve.runtime.parallel.process_group import Ranks
 from h3serve.runtime.parallel.sequence_parallel import shard_sequence
-from h3serve.runtime.parallel.tensor_parallel import cut_denoiser, part_of_state
+from h3serve.runtime.parallel.tensor_parallel import part_of_state, shard_denoiser
 from tests.models.tiny_transformer import tiny_denoiser
 
 # Four heads, so that 2 x 2 ranks have one each.
@@ -29,6 +29,6 @@ def cut(ranks: Ranks, dtype: torch.dtype) -> Denoiser:
     """This rank's share of `whole`."""
     with torch.device("meta"):
         denoiser = Denoiser(FOUR_HEADS).eval().requires_grad_(False)
-    part_of_state(denoiser, cut_denoiser(ranks.tp)(denoiser), whole(dtype).state_dict())
+    part_of_state(denoiser, shard_denoiser(ranks.tp)(denoiser), whole(dtype).state_dict())
     shard_sequence(denoiser.transformer, ranks.ulysses)
     return denoiser

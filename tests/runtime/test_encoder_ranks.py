@@ -8,7 +8,7 @@ import torch
 from h3serve.core.errors import RequestError
 from h3serve.models.text_encoder.text_encoder import TextEncoder, TextEncoderConfig
 from h3serve.runtime.parallel.process_group import ProcessGroup, Ranks
-from h3serve.runtime.parallel.tensor_parallel import cut_text_encoder, part_of_state
+from h3serve.runtime.parallel.tensor_parallel import part_of_state, shard_text_encoder
 from tests.models.text_encoder.test_text_encoder import TINY, mixed
 from tests.rank_pool import Pool, pool
 
@@ -24,7 +24,7 @@ def whole() -> TextEncoder:
 def _cut(ranks: Ranks) -> TextEncoder:
     with torch.device("meta"):
         encoder = TextEncoder(CONFIG)
-    part_of_state(encoder, cut_text_encoder(ranks.world)(encoder), whole().state_dict())
+    part_of_state(encoder, shard_text_encoder(ranks.world)(encoder), whole().state_dict())
     encoder.reset_buffers()
     return encoder
 
@@ -64,4 +64,4 @@ def test_heads_that_cannot_be_divided_are_refused() -> None:
     with torch.device("meta"):
         encoder = TextEncoder(CONFIG)
     with pytest.raises(RequestError, match="4 key-value heads cannot be divided"):
-        cut_text_encoder(ProcessGroup(range(3), 0))(encoder)
+        shard_text_encoder(ProcessGroup(range(3), 0))(encoder)

@@ -29,7 +29,7 @@ def least(count):
 
 page = SHAPE.values * 4
 free = 2 * page * (14 if rank == 2 else 100)
-count = page_count(SHAPE, torch.float32, limit_bytes=10**9, free_bytes=free, agree=least)
+count = page_count(SHAPE, torch.float32, limit_bytes=10**9, free_bytes=free, smallest=least)
 front = tiers(folder / "checkpoint", made, slots=11, limit=14, pages=count,
               sidecars=folder / "tables", writes=rank == 0)
 dist.barrier()

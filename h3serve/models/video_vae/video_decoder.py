@@ -91,7 +91,7 @@ class Block(nn.Module):
 class VideoDecoder(nn.Module):
     """Latents `[B,24,T,h,w]` of one tile and window to pixels float32 `[B,3,4T,16h,16w]`.
 
-    `ops` may be exchanged for a fused set (`quality.use_vae_tier`).
+    `ops` may be exchanged for a fused set (`quality.use_vae_quality`).
     """
 
     def __init__(self, config: VideoVAEConfig) -> None:

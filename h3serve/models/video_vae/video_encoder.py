@@ -129,7 +129,7 @@ def trunk(encoder: VideoEncoder, pixels: torch.Tensor) -> torch.Tensor:
 class VideoEncoder(nn.Module):
     """Pixels `[B,3,D,H,W]`, D 17 or 1, to features `[B,48,ceil(D/4),H/16,W/16]`; float32.
 
-    `trunk` may be exchanged for one with other kernels (`quality.use_vae_tier`).
+    `trunk` may be exchanged for one with other kernels (`quality.use_vae_quality`).
     """
 
     def __init__(self, config: VideoVAEConfig) -> None:

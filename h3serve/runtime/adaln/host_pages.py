@@ -153,11 +153,11 @@ class PageCache:
 
 
 def page_count(
-    shape: TableShape, dtype: torch.dtype, *, limit_bytes: int, free_bytes: int, agree: Callable[[int], int]
+    shape: TableShape, dtype: torch.dtype, *, limit_bytes: int, free_bytes: int, smallest: Callable[[int], int]
 ) -> int:
     """The number of pages that fit in `limit_bytes` and in half of the host's free memory, on the rank that has least.
 
-    `agree` returns the minimum over ranks; every rank has to call it.
+    `smallest` returns the minimum over ranks; every rank has to call it.
     """
     size = shape.values * dtype.itemsize
-    return agree(max(0, min(limit_bytes, free_bytes // 2)) // size)
+    return smallest(max(0, min(limit_bytes, free_bytes // 2)) // size)

@@ -146,5 +146,5 @@ def _outputs(layer: nn.Module) -> int:
 
 def _sum_of(layer: nn.Module) -> Sum | None:
     """How products of a layer whose inputs ranks divide become one."""
-    group = getattr(layer, "team", None)
+    group = getattr(layer, "group", None)
     return None if group is None else group.all_reduce

@@ -243,15 +243,15 @@ def choose_for(
     device: torch.device,
     quality: Quality,
     divided: Mapping[str, int] = MappingProxyType({}),
-    agree: Callable[[int], int] = int,
+    smallest: Callable[[int], int] = int,
     float8: bool = False,
 ) -> Choice:
     """The placement that the default request needs of this checkpoint, with what the machine has free now.
 
-    `divided` says by how much ranks divide a network's blocks while it is resident; `agree` is the minimum over them.
+    `divided`: by how much ranks divide a network's blocks while it is resident; `smallest` is the minimum over them.
     """
     plan = Plan.resolve(parse_request(DEFAULT_REQUEST), model=held.model)
-    machine = Machine(**{name: agree(value) for name, value in vars(measure(device)).items()})
+    machine = Machine(**{name: smallest(value) for name, value in vars(measure(device)).items()})
     batched = device.type == "cuda" and quality != "exact"
     fused = fuses_encoder(held.video_vae, quality, device)
     tiles = tiles_for(held.video_vae, machine.device_bytes if batched else 0, fused=fused)
@@ -307,7 +307,7 @@ def model_size(
 
 
 def tiles_for(config: VideoVAEConfig, device_bytes: int, *, fused: bool) -> Tiles:
-    """The video VAE's tiles as a GPU of that size batches them (`use_vae_tier`)."""
+    """The video VAE's tiles as a GPU of that size batches them (`use_vae_quality`)."""
     one, share = one_tile(config, fused=fused), device_bytes // SHARE
     batches = (max(1, share // each) for each in (one.encode_bytes, one.decode_bytes))
     return Tiles(one.encode_bytes, one.image_bytes, one.decode_bytes, *batches)

@@ -4,7 +4,7 @@ Failure contract:
 1. What can be refused is refused before the first collective, and identically on all ranks.
 2. An error on one rank (Cancelled is one) is put into the store. Every other rank sees it within a moment,
    ends the collective it may be waiting in, and raises the same error. When all have left the request
-   the teams are connected anew: the replica is usable, its weights stay loaded.
+   the groups are connected anew: the replica is usable, its weights stay loaded.
 3. A rank that does not leave within SETTLE_S has hung or is gone. The others raise WorkerError and
    `Ranks` is `broken`: this replica's processes have to end, and whoever started them starts new ones.
 """

@@ -1,4 +1,4 @@
-"""How many ways a replica is cut, and which way is chosen: arithmetic only."""
+"""How many ways a replica is divided, and which way is chosen: arithmetic only."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def encoder_parts(wanted: EncoderShare, ranks: int, *, heads: int, float8: bool 
 def bytes_per_rank(
     shape: Shape, model: ModelSize = RELEASED_MODEL, *, rows: int = LONGEST_ROWS, encoder: int | None = None
 ) -> int:
-    """Device bytes of one rank, everything resident in bfloat16, at the longest clip; `encoder` parts or all ranks."""
+    """Device bytes of one rank, everything resident in bfloat16, at the longest video; `encoder` parts or all ranks."""
     weights = weight_bytes(model)
     networks = weights["transformer"] // shape.tp + weights["text_encoder"] // (encoder or shape.size) + weights["vaes"]
     slice_of_model = replace(model, inner=model.inner // shape.tp, ffn=model.ffn // shape.tp)

@@ -1,7 +1,7 @@
 """The processes of one replica and their collectives: the one place that knows torch.distributed.
 
 A replica has U x T ranks: T neighbours share every linear (tensor parallel), and U such groups share
-the sequence (Ulysses). Ranks meet at a TCP store whose port the operating system chose; control
+the sequence (Ulysses). Ranks find each other at a TCP store whose port the operating system chose; control
 messages are JSON, never pickled objects. gloo moves CPU tensors, NCCL those on GPUs.
 """
 
@@ -61,7 +61,7 @@ def _exchange() -> Iterator[None]:
 class ProcessGroup:
     """Some ranks that exchange tensors, in order of rank; `index` is the place of this one.
 
-    Every collective waits until all of the team take part. A team of one returns what it is given.
+    Every collective waits until all of the group take part. A group of one returns what it is given.
     """
 
     def __init__(self, members: Sequence[int], rank: int) -> None:
@@ -71,11 +71,11 @@ class ProcessGroup:
 
     @property
     def size(self) -> int:
-        """Number of ranks in the team."""
+        """Number of ranks in the group."""
         return len(self.members)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over the team, in x itself."""
+        """The sum over the group, in x itself."""
         if self.size > 1:
             with _exchange():
                 dist.all_reduce(x, group=self._connected())
@@ -126,7 +126,7 @@ class ProcessGroup:
 class Ranks:
     """This process as one rank of a replica.
 
-    `world`, `ulysses` and `tp` are its teams. `open` connects them; after `abort`, which makes every
+    `world`, `ulysses` and `tp` are its groups. `open` connects them; after `abort`, which makes every
     waiting collective of this process fail, `open` connects them anew.
     """
 
@@ -145,8 +145,8 @@ class Ranks:
         self.address, self.port = address, port
         self.store = self.connect()
         self.world = ProcessGroup(range(shape.size), rank)
-        self.tp = ProcessGroup(next(team for team in shape.tp_groups() if rank in team), rank)
-        self.ulysses = ProcessGroup(next(team for team in shape.ulysses_groups() if rank in team), rank)
+        self.tp = ProcessGroup(next(group for group in shape.tp_groups() if rank in group), rank)
+        self.ulysses = ProcessGroup(next(group for group in shape.ulysses_groups() if rank in group), rank)
         self._generation = 0
 
     @property
@@ -159,7 +159,7 @@ class Ranks:
         return TCPStore(self.address, self.port, is_master=False, wait_for_workers=False, timeout=MEET_TIMEOUT)
 
     def open(self) -> None:
-        """Connect all teams; every rank has to call it, as often as the others."""
+        """Connect all groups; every rank has to call it, as often as the others."""
         prepare_environment(self.address)
         make_current(self.device)
         on_gpu = self.device.type == "cuda"
@@ -173,12 +173,12 @@ class Ranks:
         )
         self._generation += 1
         self.world.group = dist.group.WORLD
-        for team, all_teams in ((self.tp, self.shape.tp_groups()), (self.ulysses, self.shape.ulysses_groups())):
-            groups = [dist.new_group(members, timeout=COLLECTIVE_TIMEOUT) for members in all_teams]
-            team.group = groups[all_teams.index(list(team.members))]
+        for own, of_all in ((self.tp, self.shape.tp_groups()), (self.ulysses, self.shape.ulysses_groups())):
+            groups = [dist.new_group(members, timeout=COLLECTIVE_TIMEOUT) for members in of_all]
+            own.group = groups[of_all.index(list(own.members))]
 
     def abort(self) -> None:
-        """End every collective of this process and its team mates, waiting ones with an error; from any thread.
+        """End every collective of this process and its group mates, waiting ones with an error; from any thread.
 
         NCCL aborts. gloo hangs up when the last reference to a group goes, and the other end notices.
         """

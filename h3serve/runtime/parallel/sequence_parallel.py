@@ -20,15 +20,15 @@ from h3serve.models.transformer.transformer import Transformer
 from h3serve.runtime.parallel.process_group import ProcessGroup
 
 
-def shard_sequence(transformer: Transformer, team: ProcessGroup) -> None:
-    """Make `transformer` work on `team`'s share of every sequence, with the attention kernel it has now.
+def shard_sequence(transformer: Transformer, group: ProcessGroup) -> None:
+    """Make `transformer` work on `group`'s share of every sequence, with the attention kernel it has now.
 
-    RequestError if the heads this rank has cannot be divided by the team.
+    RequestError if the heads this rank has cannot be divided by the group.
     """
     attention = transformer.get_submodule("blocks.0.attn")
     assert isinstance(attention, SelfAttention)
-    check_heads(attention.heads, team.size)
-    sharded = ShardedSequence(transformer, team)
+    check_heads(attention.heads, group.size)
+    sharded = ShardedSequence(transformer, group)
     transformer.attention = sharded.attention
     transformer.run_blocks = sharded.run_blocks  # type: ignore[method-assign]
 
@@ -43,9 +43,9 @@ def check_heads(heads: int, parts: int) -> None:
 class ShardedSequence:
     """What stands in for a transformer's `run_blocks` and `attention`."""
 
-    def __init__(self, transformer: Transformer, team: ProcessGroup) -> None:
+    def __init__(self, transformer: Transformer, group: ProcessGroup) -> None:
         self._run_blocks, self._attention = transformer.run_blocks, transformer.attention
-        self._team = team
+        self._group = group
         self._rows = 0  # of the whole sequence
 
     def run_blocks(self, x: Tensor, modulation: Modulation, *, index: Tensor, rope: Rope) -> Tensor:
@@ -54,7 +54,7 @@ class ShardedSequence:
         part = self._run_blocks(
             self._own(x), modulation, index=self._own(index), rope=Rope(self._own(rope.cos), self._own(rope.sin))
         )
-        return self._team.all_gather(part)[: self._rows]
+        return self._group.all_gather(part)[: self._rows]
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q, k, v of own rows [s, heads, head_dim] -> [s, heads, head_dim]."""
@@ -63,20 +63,20 @@ class ShardedSequence:
 
     def _own(self, rows: Tensor) -> Tensor:
         """This rank's slice; the last slices are filled with zeros (index: the first table entry)."""
-        assert self._team.index is not None
-        size = -(-self._rows // self._team.size)
-        start = self._team.index * size
+        assert self._group.index is not None
+        size = -(-self._rows // self._group.size)
+        start = self._group.index * size
         own = rows[start : start + size]
         return own if len(own) == size else torch.cat([own, rows.new_zeros(size - len(own), *rows.shape[1:])])
 
     def _all_rows(self, part: Tensor) -> Tensor:
         """[s, heads, d] -> [size * s, heads / size, d]."""
         rows, heads, width = part.shape
-        groups = part.view(rows, self._team.size, heads // self._team.size, width).transpose(0, 1)
-        return self._team.all_to_all(groups).flatten(0, 1)
+        groups = part.view(rows, self._group.size, heads // self._group.size, width).transpose(0, 1)
+        return self._group.all_to_all(groups).flatten(0, 1)
 
     def _own_rows(self, part: Tensor) -> Tensor:
         """[S, heads / size, d] -> [s, heads, d]."""
-        size = self._team.size
+        size = self._group.size
         padded = F.pad(part, (0, 0, 0, 0, 0, -len(part) % size))
-        return self._team.all_to_all(padded.unflatten(0, (size, -1))).transpose(0, 1).flatten(1, 2)
+        return self._group.all_to_all(padded.unflatten(0, (size, -1))).transpose(0, 1).flatten(1, 2)

@@ -1,4 +1,4 @@
-"""A rank's share of a replica: what is cut before the weights come, what is connected after, what ranks agree on."""
+"""A rank's share of a replica: what is sharded before the weights come, what is connected after, minima over ranks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from h3serve.models.transformer.denoiser import Denoiser
 from h3serve.models.video_vae.video_vae import Network, VideoVAE, in_batches
 from h3serve.runtime.parallel.process_group import ProcessGroup, Ranks
 from h3serve.runtime.parallel.sequence_parallel import shard_sequence
-from h3serve.runtime.parallel.tensor_parallel import cut_denoiser, cut_text_encoder
-from h3serve.weights.formats.entry_rows import Cut
+from h3serve.runtime.parallel.tensor_parallel import shard_denoiser, shard_text_encoder
+from h3serve.weights.formats.entry_rows import Shard
 
 
 class Share:
@@ -22,8 +22,8 @@ class Share:
     is_first = True
     divided: Mapping[str, int] = {}  # by how much a component's blocks are divided
 
-    def cut(self, component: str, *, resident: bool) -> Cut | None:
-        """How a component is cut on this rank; None for one that is held whole."""
+    def shard(self, component: str, *, resident: bool) -> Shard | None:
+        """How a component is sharded on this rank; None for one that is held whole."""
         del component, resident
         return None
 
@@ -55,16 +55,16 @@ class RankShare(Share):
         self.device, self.is_first = ranks.device, ranks.leads
         self.divided = {"transformer": ranks.tp.size, "text_encoder": encoder_parts}
 
-    def cut(self, component: str, *, resident: bool) -> Cut | None:
-        """The transformer by `tp`, the text encoder over all ranks or not; only what stays on the device is cut."""
+    def shard(self, component: str, *, resident: bool) -> Shard | None:
+        """The transformer by `tp`, the text encoder over all ranks or not; only what stays on the device is sharded."""
         if component == "transformer" and self._ranks.tp.size > 1:
             if not resident:
                 raise RequestError(
                     "tp", self._ranks.tp.size, "only weights that stay on the GPU are divided; they do not fit"
                 )
-            return cut_denoiser(self._ranks.tp)
+            return shard_denoiser(self._ranks.tp)
         if component == "text_encoder" and resident and self.divided[component] > 1:
-            return cut_text_encoder(self._ranks.world)
+            return shard_text_encoder(self._ranks.world)
         return None
 
     def connect(self, denoisers: Iterable[Denoiser], video_vae: VideoVAE) -> None:
@@ -90,22 +90,22 @@ class RankShare(Share):
         return all(self._ranks.world.gather_json(held))
 
 
-def share_tiles(vae: VideoVAE, team: ProcessGroup) -> None:
-    """Make `vae` compute its tiles over `team`; its ranks have to encode and decode the same things."""
-    vae.run_tiles = ParallelTiles(team)
+def share_tiles(vae: VideoVAE, group: ProcessGroup) -> None:
+    """Make `vae` compute its tiles over `group`; its ranks have to encode and decode the same things."""
+    vae.run_tiles = ParallelTiles(group)
 
 
 class ParallelTiles:
     """Stands in for `in_batches`."""
 
-    def __init__(self, team: ProcessGroup) -> None:
-        self._team = team
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
 
     def __call__(self, network: Network, tiles: list[torch.Tensor], batch: int) -> list[torch.Tensor]:
         """`network` of every tile, in order; where shares are uneven the last tile is computed again."""
-        assert self._team.index is not None
-        share = -(-len(tiles) // self._team.size)
-        start = self._team.index * share
+        assert self._group.index is not None
+        share = -(-len(tiles) // self._group.size)
+        start = self._group.index * share
         own = [tiles[min(i, len(tiles) - 1)] for i in range(start, start + share)]
         outputs = torch.cat(in_batches(network, own, batch))
-        return list(self._team.all_gather(outputs).split(len(tiles[0])))[: len(tiles)]
+        return list(self._group.all_gather(outputs).split(len(tiles[0])))[: len(tiles)]

@@ -1,4 +1,4 @@
-"""One decode of a reference clip per host, its pixels shared by all ranks of that host.
+"""One decode of a reference video per host, its pixels shared by all ranks of that host.
 
 The first rank of each host decodes straight into an anonymous memory file; the others map the same
 pages. Every rank gets a private (copy-on-write) array, so nobody changes another one's pixels.
@@ -39,39 +39,39 @@ REFUSED: State = {"way": "refused"}
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-def shared_decode(shape: tuple[int, ...], fill: Fill, team: ProcessGroup, *, host: str | None = None) -> Pixels:
-    """The clip uint8 `shape` that `fill` decodes, on every rank of `team`; all of them have to call it.
+def shared_decode(shape: tuple[int, ...], fill: Fill, group: ProcessGroup, *, host: str | None = None) -> Pixels:
+    """The video uint8 `shape` that `fill` decodes, on every rank of `group`; all of them have to call it.
 
     Raises on all ranks what `fill` raised on one. Ranks with the same `host` share.
     """
-    hosts = team.gather_json(host or host_identity())
-    first = hosts.index(hosts[team.index])
-    clip = _Clip(shape, fill, team.index)
+    hosts = group.gather_json(host or host_identity())
+    first = hosts.index(hosts[group.index])
+    video = _SharedVideo(shape, fill, group.index)
     try:
-        states = _round(team, clip.decode_and_offer() if team.index == first else READY)
+        states = _round(group, video.decode_and_offer() if group.index == first else READY)
         if REFUSED not in states:
-            states = _round(team, READY if team.index == first else clip.map(states[first]["offer"]))
+            states = _round(group, READY if group.index == first else video.map(states[first]["offer"]))
         if REFUSED in states:
-            _round(team, READY if team.index == first and clip.pixels is not None else clip.decode_alone())
-        assert clip.pixels is not None
-        return clip.pixels
+            _round(group, READY if group.index == first and video.pixels is not None else video.decode_alone())
+        assert video.pixels is not None
+        return video.pixels
     except BaseException:
-        clip.release()
+        video.release()
         raise
     finally:
-        clip.withdraw()
+        video.withdraw()
 
 
-def _round(team: ProcessGroup, state: State) -> list[State]:
+def _round(group: ProcessGroup, state: State) -> list[State]:
     """Everybody's state; raises the first error among them, the same one everywhere."""
-    states = team.gather_json(state)
+    states = group.gather_json(state)
     for told in states:
         if told["way"] == "failed":
             raise from_json(told["error"])
     return states
 
 
-class _Clip:
+class _SharedVideo:
     """The pixels of one rank, wherever they lie, and what has to be given back."""
 
     def __init__(self, shape: tuple[int, ...], fill: Fill, rank: int) -> None:
@@ -83,7 +83,7 @@ class _Clip:
     def decode_and_offer(self) -> State:
         """Decode into a memory file that other processes can open while this one holds it."""
         try:
-            self._descriptor = os.memfd_create("h3serve-clip", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            self._descriptor = os.memfd_create("h3serve-video", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.posix_fallocate(
                 self._descriptor, 0, prod(self.shape)
             )  # full memory is an error here, not a signal later

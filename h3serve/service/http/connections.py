@@ -101,7 +101,7 @@ class Connection(H11Protocol):
         return self._heard if self._blocked is None else max(self._heard, self._blocked)
 
     def check(self, now: float) -> None:
-        """Cut the connection off if its client is past a deadline; called about once a second."""
+        """Shard the connection off if its client is past a deadline; called about once a second."""
         if self.transport.is_closing():
             self._closing = self._closing or now
             if now - self._closing > self.limits.send_s:
@@ -135,7 +135,7 @@ class Connection(H11Protocol):
             self._looked = self._began
 
     def _make_room(self) -> bool:
-        """Cut off the connection that has been silent longest; False if none waits for its client."""
+        """Shard off the connection that has been silent longest; False if none waits for its client."""
         others = (cast(Connection, other) for other in self.connections if other is not self)
         silent = [c for c in others if c.waits and not c.transport.is_closing()]
         if not silent:

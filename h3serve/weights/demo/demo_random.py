@@ -76,7 +76,7 @@ def write_demo_checkpoint(folder: Path, layout: Layout = "original", *, seed: in
 
 
 def write_checkpoint(folder: Path, layout: Layout, parts: DemoParts, tokenizer: Tokenizer) -> None:
-    """Write these networks, and what the canary compares with, into a new or empty folder; whole or not at all."""
+    """Write these networks, and what their checks compare with, into a new or empty folder; whole or not at all."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise RequestError("folder", str(folder), "it must be new or empty")
     with _whole_or_nothing(folder) as staging:

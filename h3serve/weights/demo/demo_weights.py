@@ -1,7 +1,7 @@
 """Random weights that behave: finite, not constant, and felt at the output.
 
 Scales are chosen so that activations stay near one, attention is sharp enough for a changed prompt or
-picture to matter, pictures are not saturated and sound has an rms of about 0.2.
+image to matter, images are not saturated and sound has an rms of about 0.2.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def denoiser(config: TransformerConfig, generator: torch.Generator) -> Denoiser:
 
 
 def video_vae(config: VideoVAEConfig, generator: torch.Generator) -> VideoVAE:
-    """A video VAE whose posterior is narrow enough that latents still follow the picture."""
+    """A video VAE whose posterior is narrow enough that latents still follow the image."""
     module = VideoVAE(config)
     fill(module, generator, VIDEO_VAE)
     module.get_parameter("quant_conv.bias").data[config.latent_channels :] -= 2.0

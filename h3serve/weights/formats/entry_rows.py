@@ -31,7 +31,7 @@ class Part:
 
 
 PartOf = Callable[[str], Part | None]  # our name of a tensor -> its part, None for all of it
-Cut = Callable[[nn.Module], PartOf]  # makes a module on meta smaller and tells what is left of each tensor
+Shard = Callable[[nn.Module], PartOf]  # makes a module on meta smaller and tells what is left of each tensor
 
 
 def everything(name: str) -> Part | None:

@@ -19,7 +19,7 @@ from h3serve.models.text_encoder.text_encoder import TextEncoder
 from h3serve.weights.files.tensor_index import TensorIndex
 from h3serve.weights.files.tensor_reader import Ranges, TensorReader, Tensors
 from h3serve.weights.formats.checksums import CHECKED, key
-from h3serve.weights.formats.entry_rows import Cut, PartOf, arrange, everything, rows_of, runs_of
+from h3serve.weights.formats.entry_rows import PartOf, Shard, arrange, everything, rows_of, runs_of
 from h3serve.weights.formats.header_checks import joined
 from h3serve.weights.formats.opened_component import OpenedComponent
 from h3serve.weights.formats.weight_checks import Finding, examine, precision, report, sampled
@@ -34,19 +34,19 @@ def load_component(
     dtype: torch.dtype = torch.bfloat16,
     float8: bool = False,
     skip: Callable[[str], bool] = nothing,
-    cut: Cut | None = None,
+    shard: Shard | None = None,
 ) -> nn.Module:
     """A network with its weights, checked; `dtype` is what it computes in.
 
     Tensors that `skip` names stay in the files.
     What must be float32 (the transformer's islands, most of the VAEs) is so whatever `dtype` is. With `float8`
-    the layers that 8 bits are meant for are quantized while they are read. `cut` makes the network smaller before
+    the layers that 8 bits are meant for are quantized while they are read. `shard` makes the network smaller before
     its weights come, a rank's share; what was recorded of whole tensors is then not compared.
     CheckpointError names the file, tensor or fault.
     """
     module = opened.build()
-    assert not (cut and float8), "8-bit layers are not cut"
-    part_of = cut(module) if cut else everything
+    assert not (shard and float8), "8-bit layers are not sharded"
+    part_of = shard(module) if shard else everything
     if float8:
         use_float8(module, opened.recipe.float8_linears, dtype)
     load_weights(
@@ -62,7 +62,7 @@ def load_component(
         module.reset_buffers(device)
     check_complete(module, skip)
     held = {target: value for target, value in module.state_dict().items() if not value.is_meta}
-    check_loaded(opened, held | _unquantized(opened, module), whole=cut is None)
+    check_loaded(opened, held | _unquantized(opened, module), whole=shard is None)
     return module
 
 

@@ -288,7 +288,7 @@ def test_a_rate_out_of_reason(tmp_path: Path, rate: int) -> None:
 
 @pytest.mark.parametrize("name", ["s16.wav", "x.flac", "x.mp3", "x.m4a", "x.ogg", "aac.mkv"])
 def test_mutated_files_are_used_or_refused(tmp_path: Path, name: str) -> None:
-    """Cut, overwritten and flipped: a wave of the right shape, or one MediaError."""
+    """Shard, overwritten and flipped: a wave of the right shape, or one MediaError."""
     rng = np.random.default_rng(len(name))
     whole = record(tmp_path / name, tone(48_000, 1.0), 48_000, CODECS[name]).read_bytes()
     path = tmp_path / f"m{name}"

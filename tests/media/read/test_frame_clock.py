@@ -76,7 +76,7 @@ CUTS = [
 
 @pytest.mark.parametrize(("suffix", "codec"), CUTS)
 def test_a_video_cut_between_key_frames(tmp_path: Path, suffix: str, codec: str) -> None:
-    """Cut one second in, half-way to the key frame at two: frame 48 comes first, and its sound with it."""
+    """Shard one second in, half-way to the key frame at two: frame 48 comes first, and its sound with it."""
     source = long_video(tmp_path / f"a.{suffix}", codec, click_at=3.5)
     file = MediaFile(cut(source, tmp_path / f"b.{suffix}", 1.2))
     probe = probe_media(file)

@@ -112,6 +112,6 @@ def test_clear_frees_all() -> None:
 def test_page_count_is_the_least_of_all_ranks() -> None:
     size = SHAPE.values * 4
     of = {"limit_bytes": 10 * size, "free_bytes": 8 * size}
-    assert page_count(SHAPE, torch.float32, **of, agree=lambda n: n) == 4
-    assert page_count(SHAPE, torch.float32, **of, agree=lambda n: min(n, 2)) == 2
-    assert page_count(SHAPE, torch.float32, limit_bytes=3 * size, free_bytes=-5, agree=lambda n: n) == 0
+    assert page_count(SHAPE, torch.float32, **of, smallest=lambda n: n) == 4
+    assert page_count(SHAPE, torch.float32, **of, smallest=lambda n: min(n, 2)) == 2
+    assert page_count(SHAPE, torch.float32, limit_bytes=3 * size, free_bytes=-5, smallest=lambda n: n) == 0

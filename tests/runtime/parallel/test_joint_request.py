@@ -53,7 +53,7 @@ def check(answers: list[dict[str, Any]], error: type[Exception], text: str) -> N
     for answer in answers:
         assert type(answer["error"]) is error and str(answer["error"]) == text, answers
         assert answer["seconds"] < 10
-        assert answer["then"] == 12.0  # the teams are whole again
+        assert answer["then"] == 12.0  # the groups are whole again
 
 
 @pytest.mark.parametrize("where", ["before", "between", "after"])

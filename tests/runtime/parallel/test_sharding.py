@@ -9,7 +9,7 @@ from h3serve.core.errors import RequestError
 from h3serve.runtime.parallel.parallel_layout import Shape
 from h3serve.runtime.parallel.process_group import ProcessGroup, Ranks
 from h3serve.runtime.parallel.sequence_parallel import check_heads
-from h3serve.runtime.parallel.tensor_parallel import cut_denoiser
+from h3serve.runtime.parallel.tensor_parallel import shard_denoiser
 from tests.models.tiny_transformer import Packed, tiny_request
 from tests.rank_pool import Pool, pool
 from tests.runtime.ranked import FOUR_HEADS, cut, whole
@@ -90,4 +90,4 @@ def test_what_cannot_be_divided_is_refused() -> None:
     with pytest.raises(RequestError, match="56 attention heads can be divided by 1, 2, 4, 7, 8"):
         check_heads(56, 3)
     with pytest.raises(RequestError, match="4 attention heads cannot be divided by it"):
-        cut_denoiser(ProcessGroup(range(3), 0))(whole(torch.float32))
+        shard_denoiser(ProcessGroup(range(3), 0))(whole(torch.float32))

@@ -35,7 +35,7 @@ def paint(out: Pixels) -> None:
 
 def held() -> tuple[int, int]:
     """Open descriptors, and mappings of clips, of this process."""
-    maps = Path("/proc/self/maps").read_text().count("h3serve-clip")
+    maps = Path("/proc/self/maps").read_text().count("h3serve-video")
     return len(list(Path("/proc/self/fd").iterdir())), maps
 
 

@@ -7,7 +7,7 @@ import torch
 
 from h3serve.models.key_map import Entry
 from h3serve.runtime.parallel.process_group import ProcessGroup
-from h3serve.runtime.parallel.tensor_parallel import cut_denoiser
+from h3serve.runtime.parallel.tensor_parallel import shard_denoiser
 from h3serve.weights.demo.demo_random import write_demo_checkpoint
 from h3serve.weights.files.checkpoint_folder import open_folder
 from h3serve.weights.files.tensor_index import TensorIndex
@@ -39,8 +39,10 @@ def test_shares_put_together_are_the_whole(tmp_path: Path, layout: str, monkeypa
 
     monkeypatch.setattr(load, "runs_of", note)
     for index in range(COUNT):
-        cut = cut_denoiser(ProcessGroup(range(COUNT), index))
-        share = load_component(open_component(model, "transformer", "fl2va"), dtype=torch.float32, cut=cut).state_dict()
+        shard = shard_denoiser(ProcessGroup(range(COUNT), index))
+        share = load_component(
+            open_component(model, "transformer", "fl2va"), dtype=torch.float32, shard=shard
+        ).state_dict()
         assert share.keys() == whole.keys()
         for name, value in share.items():
             expected = whole[name]
