@@ -19,9 +19,22 @@ MAY_IMPORT = {
     "weights": {"core", "system", "models"},
     "runtime": {"core", "system", "models", "weights"},
     "pipeline": {"core", "system", "media", "models", "weights", "runtime"},
+    "client": {"core"},
     "service": {"core", "system", "media", "prompts"},
     "guard": {"core", "media", "pipeline"},
-    "cli": {"core", "system", "media", "prompts", "models", "weights", "runtime", "pipeline", "service", "guard"},
+    "cli": {
+        "core",
+        "system",
+        "media",
+        "prompts",
+        "models",
+        "weights",
+        "runtime",
+        "pipeline",
+        "client",
+        "service",
+        "guard",
+    },
 }
 # Inside a folder: its sub-rooms, and the files beside them, each of which imports only from those before it.
 ORDER = {
@@ -53,7 +66,7 @@ ORDER = {
     "service": ("service_settings", "json_logs", "jobs", "prometheus_metrics", "workers", "http"),
 }
 EXTRA = {"service/workers/worker.py": {"pipeline"}}
-NO_TORCH = {"core", "system", "media", "prompts", "service"}
+NO_TORCH = {"core", "system", "media", "prompts", "client", "service"}
 TORCH_ALLOWED = {"service/workers/worker.py"}
 HEAVY = {"torch", "transformers", "diffusers"}
 NEVER_ANYWHERE = {"diffusers"}

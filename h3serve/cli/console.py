@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 
-if TYPE_CHECKING:  # it brings torch
-    from h3serve.pipeline.generation_progress import Progress
+
+class Shown(Protocol):
+    """What is shown of a generation here or of a video on a server: `step` of `steps` are done."""
+
+    @property
+    def stage(self) -> str: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def seconds_left(self) -> float | None: ...
+
 
 ERRORS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
@@ -28,7 +39,7 @@ class ProgressLines:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: Shown) -> None:
         new, last = progress.stage != self._stage, progress.step == progress.steps
         if not new and (progress.step == 0 or (not last and time.monotonic() - self._told < 1.0)):
             return
@@ -57,7 +68,7 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: Shown) -> None:
         if progress.stage != self._stage and self._stage:
             self._bars.update(self._task, completed=self._bars.tasks[-1].total, text="done")
             self._task = self._bars.add_task("", text="")
@@ -77,7 +88,7 @@ def progress_display() -> ProgressLines | ProgressBar:
     return ProgressBar() if sys.stderr.isatty() else ProgressLines()
 
 
-def describe(progress: Progress) -> str:
+def describe(progress: Shown) -> str:
     """`denoise 12/50, 33 s left`."""
     text = progress.stage
     if progress.steps:

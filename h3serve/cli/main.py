@@ -22,6 +22,7 @@ FILES = {  # command -> file of this folder
     "serve": "serve",
     "keys": "serve",
     "scale": "scale",
+    **dict.fromkeys(("submit", "watch", "list", "download", "cancel"), "remote"),
     "doctor": "doctor",
     "demo-checkpoint": "demo_checkpoint",
     "adaln": "adaln",
@@ -29,6 +30,9 @@ FILES = {  # command -> file of this folder
     "bench": "bench",
     "guard": "guard",
 }
+
+
+NAMES = {"list": "list_"}  # commands that Python has other uses for
 
 
 def make_app(wanted: str | None = None) -> typer.Typer:
@@ -48,7 +52,7 @@ def make_app(wanted: str | None = None) -> typer.Typer:
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name)
         else:
-            app.command(name)(getattr(module, name.replace("-", "_")))
+            app.command(name)(getattr(module, NAMES.get(name, name.replace("-", "_"))))
     return app
 
 
