@@ -22,7 +22,7 @@ from h3serve.media.sources.media_file import ANYWHERE, MediaFile, SourcePolicy
 from h3serve.media.sources.open_source import open_source
 from h3serve.pipeline.conditions import PreparedCondition
 
-DecodeClip = Callable[..., Frames]  # called like media.video.decode_clip
+DecodeClip = Callable[..., Frames]  # called like media.read.video.decode_clip
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Replica(Protocol):
         """The first rank's noise, on every rank."""
 
     def decode_clip(self, file: MediaFile, canvas: tuple[int, int], frames: int, *, start_seconds: float) -> Frames:
-        """`media.video.decode_clip`, once per host."""
+        """`media.read.video.decode_clip`, once per host."""
 
     def peaks(self, own: dict[str, int]) -> dict[str, int]:
         """Bytes per stage, the most of any rank."""

@@ -200,7 +200,7 @@ def test_a_list_from_before_the_end_does_not_bring_it_back_and_an_opened_stream_
     page.fill("#prompt", "a lion")
     video = page.send()
     wait_for(lambda: page.state(video) == "Done")
-    call = "const [name, data, done] = arguments; import('/web/history.js').then((h) => { h[name](...data); done(); })"
+    call = "const [name, data, done] = arguments; import('/web/video_cards.js').then((h) => { h[name](...data); done(); })"
     early = {**http.get(f"/v1/videos/{video}").json(), "status": "in_progress"}
     page.window.execute_async_script(call, "show", [early])
     assert page.state(video) == "Done"

@@ -3,7 +3,7 @@
 import { getJson, getKey, post, setKey, write } from "./api.js";
 import * as adapters from "./adapters.js";
 import * as carried from "./carried.js";
-import * as history from "./history.js";
+import * as cards from "./video_cards.js";
 import { listen } from "./live.js";
 import * as media from "./media.js";
 import * as prompt from "./prompt.js";
@@ -51,7 +51,7 @@ async function check() {
   planning = new AbortController();
   try {
     const p = await post("/v1/plan", body(), planning.signal);
-    const time = p.estimated_seconds == null ? "no finished video of this size yet to judge the time by" : `about ${history.time(p.estimated_seconds)}`;
+    const time = p.estimated_seconds == null ? "no finished video of this size yet to judge the time by" : `about ${cards.time(p.estimated_seconds)}`;
     plan.textContent = `${p.width}×${p.height}, ${p.frames} frames (${p.seconds.toFixed(2)} s), ${p.steps} steps; ${time}; ${p.peak_gib} GiB of memory`;
     tell(null);
   } catch (error) {
@@ -83,7 +83,7 @@ async function submit(event) {
   at("send").disabled = true;
   at("send").textContent = "Sending…";
   try {
-    const card = history.show(await post("/v1/videos", body()));
+    const card = cards.show(await post("/v1/videos", body()));
     tell(null);
     card.scrollIntoView({ block: "nearest", behavior: "smooth" });
   } catch (error) {
@@ -129,9 +129,9 @@ async function connect() {
   try {
     const name = await greet();
     await adapters.refresh();
-    listen(history.heard);
-    await history.refresh();
-    history.showNone();
+    listen(cards.heard);
+    await cards.refresh();
+    cards.showNone();
     const { ready, draining } = await (await fetch("/ready")).json();
     at("server").textContent = draining ? `${name}: stopping` : ready ? `${name}: ready` : `${name}: loading the model`;
     setTimeout(beat, 5000, name);
@@ -146,14 +146,14 @@ async function beat(name) {
   try {
     const { ready, draining } = await (await fetch("/ready")).json();
     at("server").textContent = draining ? `${name}: stopping` : ready ? `${name}: ready` : `${name}: loading the model`;
-    await history.refresh();
+    await cards.refresh();
   } catch {
     at("server").textContent = "the server cannot be reached";
   }
   setTimeout(beat, 5000, name);
 }
 
-history.start({ onProblem: tell, onEdit: edit });
+cards.start({ onProblem: tell, onEdit: edit });
 media.start(changed);
 prompt.start({ makeBody: body, onProblem: tell, onText: changed });
 adapters.start(changed);

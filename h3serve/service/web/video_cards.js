@@ -1,4 +1,4 @@
-// The list of videos: live progress, play, cancel, repeat, delete.
+// The cards of the videos: live progress, play, cancel, repeat, delete.
 
 import { summary } from "./adapters.js";
 import { getJson, objectUrl, postJson, remove } from "./api.js";
