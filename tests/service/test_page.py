@@ -200,7 +200,9 @@ def test_a_list_from_before_the_end_does_not_bring_it_back_and_an_opened_stream_
     page.fill("#prompt", "a lion")
     video = page.send()
     wait_for(lambda: page.state(video) == "Done")
-    call = "const [name, data, done] = arguments; import('/web/video_cards.js').then((h) => { h[name](...data); done(); })"
+    call = (
+        "const [name, data, done] = arguments; import('/web/video_cards.js').then((h) => { h[name](...data); done(); })"
+    )
     early = {**http.get(f"/v1/videos/{video}").json(), "status": "in_progress"}
     page.window.execute_async_script(call, "show", [early])
     assert page.state(video) == "Done"
@@ -250,6 +252,26 @@ def test_adapters_with_their_strengths(page: Page, http: httpx.Client) -> None:
     wait_for(lambda: page.state(video) == "Done")
     for button in page.window.find_elements(CSS, "#adapter-list button"):
         button.click()
+
+
+def test_used_again_it_keeps_what_the_form_has_no_place_for(page: Page, http: httpx.Client) -> None:
+    """Shifts and sigmas of the video are sent again, and told, until they are dropped; Ctrl+Enter sends."""
+    sigmas = {"video": [1, 0.5, 0], "audio": [1, 0.25, 0]}
+    target = {"short_edge": 64, "duration_seconds": 4}
+    for more, words in (({"sigmas": sigmas}, "sigmas of 2 evaluations"), ({"flow_shift": 9.0}, "flow_shift 9")):
+        made = http.post("/v1/videos", json={"task": "t2va", "prompt": "a lion", "target": target, **more}).json()["id"]
+        wait_for(lambda made=made: page.window.find_elements(CSS, f'[data-id="{made}"] .edit'))
+        page.one(f'[data-id="{made}"] .edit').click()
+        assert words in page.text("#kept")
+        before = page.first()
+        page.one("#prompt").send_keys("\ue009" + ENTER)
+        video = str(wait_for(lambda before=before: (i := page.first()) != before and i))
+        request = http.get(f"/v1/videos/{video}").json()["request"]
+        assert {name: request[name] for name in more} == more
+        wait_for(lambda video=video: page.state(video) == "Done")
+    page.one("#kept button").click()
+    assert not page.one("#kept").is_displayed()
+    assert "flow_shift" not in http.get(f"/v1/videos/{page.send()}").json()["request"]
 
 
 def test_by_keyboard_alone(page: Page) -> None:

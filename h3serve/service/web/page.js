@@ -4,6 +4,7 @@ import { getJson, getKey, post, setKey, write } from "./api.js";
 import * as adapters from "./adapters.js";
 import * as carried from "./carried.js";
 import * as cards from "./video_cards.js";
+import * as kept from "./kept_fields.js";
 import { listen } from "./live.js";
 import * as media from "./media.js";
 import * as prompt from "./prompt.js";
@@ -25,7 +26,8 @@ function body() {
   const target = { short_edge: number("short_edge"), aspect_ratio: at("aspect_ratio").value };
   if (number("duration_seconds") !== null) target.duration_seconds = number("duration_seconds");
   const request = { task: task(), prompt: at("prompt").value, target, seed: seed(), num_inference_steps: number("num_inference_steps") ?? 50,
-    solver: at("solver").value };
+    solver: at("solver").value, ...kept.fields() };
+  if (request.sigmas) delete request.num_inference_steps; // they count the evaluations
   if (adapters.adapters().length) request.adapters = adapters.adapters();
   const conditions = media.conditions(task(), data);
   if (conditions.length) request.conditions = conditions;
@@ -108,6 +110,7 @@ function edit(request) {
   at("solver").value = request.solver ?? "euler"; // a job of an older server has none
   media.load(request.conditions || []);
   adapters.load(request.adapters || []);
+  kept.load(request);
   showTask();
   form.scrollIntoView({ block: "start" });
   at("prompt").focus();
@@ -157,8 +160,10 @@ cards.start({ onProblem: tell, onEdit: edit });
 media.start(changed);
 prompt.start({ makeBody: body, onProblem: tell, onText: changed });
 adapters.start(changed);
+kept.start(changed);
 carried.start({ onRequest: (request, note) => { edit(request); at("carried-note").textContent = note; }, onProblem: tell });
 form.addEventListener("submit", submit);
+form.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit(); });
 form.addEventListener("input", (event) => (event.target.name === "task" ? showTask() : changed()));
 at("check").addEventListener("click", check);
 at("dice").addEventListener("click", () => { at("seed").value = Math.floor(Math.random() * 2 ** 32); changed(); });
