@@ -47,9 +47,12 @@ def convert_adapter(adapter: Adapter, layers: AdapterLayers, form: Form, out: Pa
         metadata = {f"transformer.{key}": value for key, value in config.items()}
         _save(tensors, out, {"format": "pt", PEFT_HEADER: json.dumps(metadata)})
         return
-    out.mkdir(parents=True)
-    _save(tensors, out / "adapter_model.safetensors", {"format": "pt"})
-    (out / PEFT_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(out) as part:
+        part.unlink()
+        part.mkdir()
+        _save(tensors, part / "adapter_model.safetensors", {"format": "pt"})
+        (part / PEFT_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _save(tensors: Mapping[str, torch.Tensor], out: Path, header: dict[str, str]) -> None:
