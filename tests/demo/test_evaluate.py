@@ -108,10 +108,12 @@ def test_a_missed_target_is_marked() -> None:
 def test_runs_that_differ_have_their_own_names() -> None:
     def label(**changes: Any) -> str:
         plain = {"model": "demo", "steps": 20, "quality": "lossless", "dtype": "auto", "device": "cpu", "fault": None}
+        plain["adapters"] = ()
         return evaluate.label_of(type("Arguments", (), plain | changes)())
 
     assert label() == "demo-20"
     names = [label(), *(label(fault=fault) for fault in FAULTS), label(quality="fast"), label(device="cuda")]
+    names += [label(adapters=("a/teal.safetensors",)), label(adapters=("a/teal.safetensors=0.5", "b/glass"))]
     assert len(set(names)) == len(names)
 
 
